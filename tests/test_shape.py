@@ -15,7 +15,7 @@ from tests.encoders import graph, tiny
 
 MOST = {
     "files": 469,
-    "lines": 99_659,
+    "lines": 99_660,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 80,

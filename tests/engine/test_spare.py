@@ -126,7 +126,7 @@ async def test_none_can_be_started(start: Start, script: Script, monkeypatch: py
     """It is told by the engine that is started in its place, or not needed."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     async with Spare() as spare:
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(LoadError, match="/nowhere/python: its process cannot be started"):
             await start(script(), spare=spare)
 
 

@@ -60,7 +60,7 @@ REFUSALS: list[tuple[list[InferInput], dict[str, Any], str, str]] = [
     ([body(messages=3)], {}, "INVALID_ARGUMENT", "messages: expected"),
     ([body()], {"endpoint": "responses"}, "INVALID_ARGUMENT", "parameters.endpoint"),
     ([body()], {"endpoint": "nowhere"}, "NOT_FOUND", "'nowhere' is not served"),
-    ([body(max_tokens=-1)], {}, "INVALID_ARGUMENT", "max_tokens"),
+    ([body(max_tokens=-2)], {}, "INVALID_ARGUMENT", "max_tokens"),
 ]
 
 

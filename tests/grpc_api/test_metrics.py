@@ -21,7 +21,7 @@ STREAM = Call("KServe", "gRPC", "ModelInferStream")
 async def test_an_llm_graph(scripted: Scripted) -> None:
     async with scripted(HELLO) as server, triton.InferenceServerClient(server.address) as client:
         await client.infer("m", [body()])
-        await refused(client.infer("m", [body(max_tokens=-1)]))
+        await refused(client.infer("m", [body(max_tokens=-2)]))
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": "m", "inputs": [body(stream=True)]}

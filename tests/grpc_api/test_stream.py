@@ -77,7 +77,7 @@ async def test_requests_of_one_stream_run_side_by_side_and_fail_alone(scripted: 
         found = await answers(
             client,
             ask("a"),
-            ask("bad", max_tokens=-1),
+            ask("bad", max_tokens=-2),
             ask("b"),
             ask("whole") | {"inputs": [body()]},
             {**ask("gone"), "model_name": "other"},
@@ -97,7 +97,7 @@ async def test_an_error_carries_the_id_of_its_request(scripted: Scripted) -> Non
     async with scripted(THREE) as server, server.channel() as channel:
         call = stream_call(channel)
         await call.write(message("1"))
-        await call.write(message("2", max_tokens=-1))
+        await call.write(message("2", max_tokens=-2))
         await call.done_writing()
         errors = [r async for r in call if r.error_message]
         assert [(e.infer_response.id, e.error_message.partition(":")[0]) for e in errors] == [

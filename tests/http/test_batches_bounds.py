@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from ovserve.access.keys import entry_text
-from tests.conftest import Server
-from tests.http.test_batches import CHAT, A, client_of, counts, create, ended, jsonl, line, start, wait_for
+from tests.conftest import Server, until
+from tests.http.test_batches import CHAT, A, client_of, counts, create, ended, jsonl, line, start
 
 LINES = [line(f"n{i}", f"say {i}") for i in range(40)]
 
@@ -31,7 +31,7 @@ def test_batches_wait_while_the_disk_holds_all_that_it_may(tmp_path: Path) -> No
             client.files.create(file=("more", b"x" * 20_000), purpose="batch")
         assert refused.value.response.headers["x-should-retry"] == "false"
         batch = create(client, LINES)
-        wait_for(lambda: any("--file_store_max_bytes" in text for text in server.errors))
+        until(lambda: any("--file_store_max_bytes" in text for text in server.errors))
         assert counts(client, batch.id) == (40, 0, 0)
         client.files.delete(other.id)
         assert ended(client, batch.id).status == "completed"
@@ -49,10 +49,10 @@ def test_an_upload_holds_its_room_and_leaves_none_when_it_breaks_off(tmp_path: P
         with socket.create_connection((place.hostname, place.port)) as upload:
             upload.sendall(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 2400000\r\n")
             upload.sendall(b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head + b"x" * 2_000_000)
-            wait_for(lambda: sum(path.stat().st_size for path in files.glob("*")) > 1_000_000)
+            until(lambda: sum(path.stat().st_size for path in files.glob("*")) > 1_000_000)
             with pytest.raises(openai.InternalServerError, match="this key holds 2400000 of 3000000 bytes"):
                 client.files.create(file=("more", b"x" * 1_000_000), purpose="batch")
-        wait_for(lambda: not [*files.iterdir()])
+        until(lambda: not [*files.iterdir()])
         assert client.files.create(file=("exact", b"x" * 2_500_000), purpose="batch").bytes == 2_500_000
         client.files.delete(client.files.list().data[0].id)
         with pytest.raises(openai.APIStatusError, match="2500001 bytes, more than 2500000") as too_large:
@@ -70,7 +70,7 @@ def test_lines_count_for_the_day_of_their_key(tmp_path: Path) -> None:
     try:
         client = client_of(server, key=A)
         batch = create(client, LINES)
-        wait_for(lambda: any("may have 100 tokens per day" in text for text in server.errors))
+        until(lambda: any("may have 100 tokens per day" in text for text in server.errors))
         body = LINES[0]["body"]
         live = httpx.post(server.url + CHAT, json=body, headers={"Authorization": f"Bearer {A}"})
         assert live.status_code == 429, live.text

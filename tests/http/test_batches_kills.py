@@ -19,8 +19,8 @@ import openai
 import pytest
 
 from tests.breadth import examples
-from tests.conftest import ROOT, script_graph
-from tests.http.test_batches import client_of, counts, create, ended, jsonl, line, results, start, wait_for
+from tests.conftest import ROOT, script_graph, until
+from tests.http.test_batches import client_of, counts, create, ended, jsonl, line, results, start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -68,9 +68,9 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
     try:
         client = client_of(server)
         id_ = create(client, LINES).id
-        wait_for(lambda: counts(client, id_)[1] > 0)
+        until(lambda: counts(client, id_)[1] > 0)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, unlimited[1]))  # writes fail, as on a full disk
-        wait_for(lambda: any("results wait for the store" in text for text in server.errors))
+        until(lambda: any("results wait for the store" in text for text in server.errors))
         before = counts(client, id_)
         with pytest.raises(openai.InternalServerError):
             client.files.create(file=("in", b"x" * 1000), purpose="batch")
@@ -86,7 +86,7 @@ def test_two_servers_on_one_store(tmp_path: Path) -> None:
     other = start(tmp_path, script=STEP)
     try:
         ids = [create(client_of(one), LINES).id for _ in range(2)]
-        wait_for(lambda: counts(client_of(other), ids[0])[1] > 0)
+        until(lambda: counts(client_of(other), ids[0])[1] > 0)
         one.stop(signal.SIGKILL)
         for id_ in ids:
             check(client_of(other), id_)
@@ -101,7 +101,7 @@ def test_lines_of_a_model_that_is_gone_wait_for_it(tmp_path: Path) -> None:
     try:
         client = client_of(server)
         id_ = create(client, LINES).id
-        wait_for(lambda: counts(client, id_)[1] > 0)
+        until(lambda: counts(client, id_)[1] > 0)
         httpx.post(f"{server.url}/v2/repository/models/m/unload").raise_for_status()
 
         def rests() -> bool:
@@ -110,7 +110,7 @@ def test_lines_of_a_model_that_is_gone_wait_for_it(tmp_path: Path) -> None:
             time.sleep(1)
             return counts(client, id_) == before
 
-        wait_for(rests)
+        until(rests)
         assert sum(counts(client, id_)[1:]) < len(LINES)
         httpx.post(f"{server.url}/v2/repository/models/m/load").raise_for_status()
         script_graph(
@@ -150,10 +150,10 @@ def test_the_command_goes_on_where_it_was_killed(tmp_path: Path) -> None:
                 return 0  # its tables are made in this moment
 
     running = command(tmp_path)
-    wait_for(lambda: finished() > 0)
+    until(lambda: finished() > 0)
     running.kill()
     running.communicate()
-    wait_for(lambda: not [*state.glob("store.db.*.lock")] or running.poll() is not None)
+    until(lambda: not [*state.glob("store.db.*.lock")] or running.poll() is not None)
     before = finished()
     assert 0 < before < 300
     done = command(tmp_path)

@@ -110,9 +110,9 @@ def test_wrong_requests_and_models_that_do_not_answer(graphs: Site) -> None:
 def test_a_graph_follows_its_model_to_new_versions(graphs: Site, plain_models: Path) -> None:
     assert outputs(graphs.infer("follows", floats("in"))) == {"out": [2.0] * 10}
     shutil.copytree(plain_models / "dummy/1", graphs.root / "moving/2")
-    from tests.inference.test_versions import until
+    from tests.inference.test_versions import until_states
 
-    until(graphs, "moving", {"1": "END", "2": "AVAILABLE"})
+    until_states(graphs, "moving", {"1": "END", "2": "AVAILABLE"})
     assert outputs(graphs.infer("follows", floats("in"))) == {"out": [2.0] * 10}
     assert graphs.states("follows") == {"1": ("AVAILABLE", "OK")}
 

@@ -111,7 +111,7 @@ def left(client: httpx.Client) -> None:
 
 
 def refused(client: httpx.Client) -> None:
-    answer = client.post("/v3/chat/completions", json=BODY | {"max_tokens": -1})
+    answer = client.post("/v3/chat/completions", json=BODY | {"max_tokens": -2})
     assert answer.status_code == 400, answer.text
 
 

@@ -12,7 +12,7 @@ from ovserve.engine.protocol.messages import Call
 from ovserve.kinds.voice.spec import SPEAK, SpeakArguments, TextToSpeechSpec
 from ovserve.kinds.voice.worker import pipeline
 from ovserve.kinds.voice.worker.backend import TextToSpeechBackend
-from tests.engine.tensors.test_fixed_shapes import wait_until
+from tests.conftest import until
 from tests.voices import tiny_voice
 
 
@@ -32,7 +32,7 @@ def test_a_voice_that_has_grown_is_loaded_again(
     assert not backend._pipeline.has_grown
     monkeypatch.setattr(pipeline, "MAX_GROWTH", -(10**15))
     assert speak(backend) == audio
-    wait_until(lambda: backend._pipeline._pipeline is not loaded)
+    until(lambda: backend._pipeline._pipeline is not loaded)
     monkeypatch.setattr(pipeline, "MAX_GROWTH", 10**15)
     assert speak(backend) == audio
 
@@ -40,6 +40,6 @@ def test_a_voice_that_has_grown_is_loaded_again(
     (tmp_path / "voice" / "openvino_model.xml").unlink()
     loaded = backend._pipeline._pipeline
     assert speak(backend) == audio
-    wait_until(lambda: "was not loaded again" in capfd.readouterr().err)
+    until(lambda: "was not loaded again" in capfd.readouterr().err)
     assert backend._pipeline._pipeline is loaded
     assert speak(backend) == audio, "the old one stays"
