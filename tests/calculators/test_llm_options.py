@@ -401,6 +401,8 @@ def test_a_model_that_paged_attention_computes_wrongly_is_stateful(tmp_path: Pat
         with pytest.raises(LoadError, match="computes qwen3_5_text wrongly") as raised:
             options_of(tmp_path, text, models_path="m")
         assert raised.value.field == field
+    (tmp_path / "g/m/config.json").write_text('{"model_type": ["mpt"]}')
+    assert options_of(tmp_path, models_path="m").engine.engine.name == "paged"
 
 
 def test_without_the_packages_of_the_paged_engine_the_other_one_serves(

@@ -70,8 +70,8 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
         raise node.error(f"{what}: not possible with an Omni model; {WRONG_POSITIONS}", FIELD)
     if name == "OMNI":
         return Pipeline(vision=True, stateful=False)
-    model_type = "" if vision else json_or_empty(model / "config.json", dict).get("model_type")
-    wrong = str(model_type) if model_type in WRONG_WHEN_PAGED else ""
+    model_type = "" if vision else str(json_or_empty(model / "config.json", dict).get("model_type"))
+    wrong = model_type if model_type in WRONG_WHEN_PAGED else ""
     if name == "AUTO":
         return Pipeline(vision, options.device == ONE_AT_A_TIME or bool(wrong), wrong)
     if name.startswith("VLM") != vision:
