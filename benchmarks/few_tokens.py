@@ -26,7 +26,8 @@ from statistics import median
 import numpy as np
 import openvino
 
-from ovserve.kinds.text.worker.paged.model import PagedModel, Runner
+from ovserve.kinds.text.worker.paged.model import PagedModel
+from ovserve.kinds.text.worker.paged.runner import Runner
 from ovserve.kinds.text.worker.paged.scheduler import blocks_of
 
 STEPS = 4

@@ -14,8 +14,8 @@ from scripts import count_calls, shape
 from tests.encoders import graph, tiny
 
 MOST = {
-    "files": 469,
-    "lines": 99_660,
+    "files": 472,
+    "lines": 100_100,
     "folders": 65,
     "top-level packages": 20,
     "modules with one importer": 80,
@@ -31,7 +31,7 @@ MOST = {
 TRIES = 3
 MOST_CALLS = {
     "request": {"server": count_calls.Calls(700, 64), "engine": count_calls.Calls(224, 20)},
-    "token": {"server": count_calls.Calls(73, 19), "engine": count_calls.Calls(84, 10)},
+    "token": {"server": count_calls.Calls(73, 19), "engine": count_calls.Calls(84, 11)},
     "embeddings": {"server": count_calls.Calls(285, 45), "engine": count_calls.Calls(48, 11)},
 }
 

@@ -394,15 +394,29 @@ def test_the_engine_of_a_graph_and_why(tmp_path: Path, text: str, name: str, rea
 
 def test_a_model_that_paged_attention_computes_wrongly_is_stateful(tmp_path: Path) -> None:
     (tmp_path / "g/m").mkdir(parents=True)
-    (tmp_path / "g/m/config.json").write_text('{"model_type": "qwen3_5_text"}')
+    (tmp_path / "g/m/config.json").write_text('{"model_type": "llama4_text"}')
     engine = options_of(tmp_path, models_path="m").engine.engine
-    assert str(engine) == "stateful, because paged attention would compute qwen3_5_text wrongly"
+    assert str(engine) == "stateful, because paged attention would compute llama4_text wrongly"
     for text, field in (("engine: 'paged'", "models_path"), ("pipeline_type: LM_CB", "pipeline_type")):
-        with pytest.raises(LoadError, match="computes qwen3_5_text wrongly") as raised:
+        with pytest.raises(LoadError, match="computes llama4_text wrongly") as raised:
             options_of(tmp_path, text, models_path="m")
         assert raised.value.field == field
     (tmp_path / "g/m/config.json").write_text('{"model_type": ["mpt"]}')
     assert options_of(tmp_path, models_path="m").engine.engine.name == "paged"
+
+
+def test_a_model_that_the_library_computes_wrongly_is_paged_or_stateful(tmp_path: Path) -> None:
+    (tmp_path / "g/m").mkdir(parents=True)
+    (tmp_path / "g/m/config.json").write_text('{"model_type": "qwen3_5_text"}')
+    chosen = options_of(tmp_path, models_path="m").engine
+    assert (chosen.engine.name, type(chosen.fallback).__name__) == ("paged", "StatefulTextSpec")
+    for text in ("engine: 'genai'", "device: 'GPU'", "sparse_attention_config {}"):
+        options = options_of(tmp_path, text, models_path="m")
+        assert options.engine.engine.name == "stateful", text
+        assert type(options.spec).__name__ == "StatefulTextSpec"
+    assert options_of(tmp_path, "pipeline_type: LM_CB", models_path="m").engine.engine.name == "paged"
+    with pytest.raises(LoadError, match="LM_CB: OpenVINO GenAI computes qwen3_5_text wrongly"):
+        options_of(tmp_path, "pipeline_type: LM_CB engine: 'genai'", models_path="m")
 
 
 def test_without_the_packages_of_the_paged_engine_the_other_one_serves(

@@ -1,8 +1,10 @@
 """Models with layers that keep one state of a sequence in place of keys and values: a prompt has the same answer
 whatever ran before.
 
-`tests/vectors/linear_attention/lfm2.json.gz` is the graph that optimum-intel 2.2 exports of transformers' LFM2 with a
-convolution and an attention, without its weights, which are random."""
+The files of `tests/vectors/linear_attention` are graphs that optimum-intel 2.2 exports of transformers' models with
+one such layer and one of attention, without the weights, which are random: LFM2 with a convolution, Qwen3-Next with a
+gated delta rule, Granite 4 with Mamba 2. The graph as it is, computed at once,
+is the judge of the paged engine."""
 
 from __future__ import annotations
 
@@ -10,42 +12,63 @@ import gzip
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino
 import pytest
 
 from ovserve.engine.model.files import recurrent_state_bytes
-from ovserve.engine.protocol.specs import TextSpec
+from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.text.worker.genai import GenAIEngine, continuous
+from ovserve.kinds.text.worker.paged import PagedEngine
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
+from ovserve.kinds.text.worker.paged.running import Running
 from tests.engine.real import EXACT, Queued, add, generate, run
 
-VECTOR = Path(__file__).parents[1] / "vectors/linear_attention/lfm2.json.gz"
-STATE_BYTES = 4 * 32 * 3  # of three tokens of the only convolution
+VECTORS = Path(__file__).parents[1] / "vectors/linear_attention"
+MODELS = sorted(file.name.removesuffix(".json.gz") for file in VECTORS.iterdir())
+STATE_BYTES = 4 * 32 * 3  # of three tokens of the only convolution of LFM2
 LENGTHS = 9, 32, 255, 300
 SCORED = {"max_tokens": 6, "logprobs": True, "ignore_eos": True}
 
+Make = Callable[[str], str]
+
 
 @pytest.fixture(scope="module")
-def directory(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """With the tokenizer of the default model."""
-    vector = json.loads(gzip.decompress(VECTOR.read_bytes()))
-    weights, chance = bytearray(vector["size"]), np.random.default_rng(0)
-    for offset, size in vector["random"]:
-        weights[offset : offset + size] = chance.normal(0, 0.3, size // 4).astype(np.float32).tobytes()
-    for offset, value in vector["constants"].items():
-        constant = bytes.fromhex(value)
-        weights[int(offset) : int(offset) + len(constant)] = constant
-    made = tmp_path_factory.mktemp("linear") / "lfm2"
-    made.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        shutil.copy(Path(model_path) / name, made)
-    for file in Path(model_path).glob("openvino_*tokenizer.*"):
-        shutil.copy(file, made)
-    (made / "openvino_model.xml").write_text(vector["xml"])
-    (made / "openvino_model.bin").write_bytes(weights)
-    return str(made)
+def make(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Make a model of a vector, with the tokenizer of the default model."""
+    root = tmp_path_factory.mktemp("linear")
+
+    def make_model(name: str) -> str:
+        made = root / name
+        if made.is_dir():
+            return str(made)
+        vector = json.loads(gzip.decompress((VECTORS / f"{name}.json.gz").read_bytes()))
+        weights, chance = bytearray(vector["size"]), np.random.default_rng(0)
+        for offset, size in vector["random"]:
+            weights[offset : offset + size] = chance.normal(0, 0.3, size // 4).astype(np.float32).tobytes()
+        for offset, value in vector["constants"].items():
+            constant = bytes.fromhex(value)
+            weights[int(offset) : int(offset) + len(constant)] = constant
+        made.mkdir()
+        for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            shutil.copy(Path(model_path) / file, made)
+        for tokenizer in Path(model_path).glob("openvino_*tokenizer.*"):
+            shutil.copy(tokenizer, made)
+        (made / "openvino_model.xml").write_text(vector["xml"])
+        (made / "openvino_model.bin").write_bytes(weights)
+        return str(made)
+
+    return make_model
+
+
+@pytest.fixture
+def directory(make: Make) -> str:
+    return make("lfm2")
 
 
 def engine(directory: str, cache_size: int = 0) -> GenAIEngine:
@@ -113,3 +136,122 @@ def test_a_bounded_cache_has_room_for_some_states(directory: str, monkeypatch: p
     with pytest.raises(InvalidArgument, match="3 beams: the cache has room for 2 sequences"):
         add(queued.engine, 9, prompts()[0], beams=3)
     assert generate(queued.engine, prompts()[0], beams=2, max_tokens=4).finish == "length"
+
+
+def paged(directory: str, **options: int) -> PagedEngine:
+    return PagedEngine(PagedTextSpec(directory, enable_prefix_caching=True, properties=EXACT, **options))
+
+
+def judge(directory: str, ids: list[int], first: int) -> list[float]:
+    """Return the log-probabilities of the tokens from `first` on, computed at once by the model as it is."""
+    compiled = openvino.Core().compile_model(Path(directory) / "openvino_model.xml", "CPU", json.loads(EXACT))
+    inputs = {"input_ids": [ids], "attention_mask": [[1] * len(ids)], "position_ids": [[*range(len(ids))]]}
+    names = {name for port in compiled.inputs for name in port.names}
+    tensors = {name: np.array(value) for name, value in inputs.items() if name in names}
+    logits = compiled.create_infer_request().infer(tensors | {"beam_idx": np.zeros(1, np.int32)})[0][0]
+    rows = logits[first - 1 : -1].astype(np.float64)
+    scores = rows - np.logaddexp.reduce(rows, 1, keepdims=True)
+    return [float(row[id_]) for row, id_ in zip(scores, ids[first:], strict=True)]
+
+
+class Served:
+    """A paged engine that keeps the ids of its answers."""
+
+    def __init__(self, directory: str, **options: int) -> None:
+        self.directory, self.engine = directory, paged(directory, **options)
+        self.running: dict[int, Running] = {}
+
+    def add(self, prompt: tuple[int, ...], **sampling: Any) -> int:
+        id_ = len(self.running)
+        accepted = add(self.engine, id_, prompt, **{**SCORED, "skip_special_tokens": False, **sampling})
+        self.running[id_] = self.engine._scheduler.running[id_]
+        return accepted.cached_tokens
+
+    def check(self) -> None:
+        """Run all to their ends, and let each answer be judged."""
+        for id_, result in run(self.engine).items():
+            running = self.running[id_]
+            expected = judge(self.directory, running.ids.tolist(), running.num_prompt_tokens)
+            assert result.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_paged_engine_answers_as_the_model_does(make: Make, name: str) -> None:
+    """Alone, again with a cached prefix, after a request that was cancelled, and all at once."""
+    served = Served(make(name))
+    for prompt in prompts() * 2:
+        served.add(prompt)
+        served.check()
+    for prompt in prompts():
+        served.add(prompt[:-1])
+        served.engine.step()
+        served.engine.abort(len(served.running) - 1)
+    for prompt in prompts():
+        served.add(prompt, max_tokens=70)
+    served.check()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_beams_are_those_of_the_model(make: Make, name: str) -> None:
+    served = Served(make(name))
+    for prompt in prompts():
+        served.add(prompt, beams=4, max_tokens=40)
+    run(served.engine)
+    for running in served.running.values():
+        assert running.search is not None
+        for best in running.search.finish():
+            ids = [*running.ids[: running.num_prompt_tokens], *best.ids]
+            expected = judge(served.directory, ids, running.num_prompt_tokens)
+            assert [each.logprob for each in best.scored] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_preempted_requests_answer_as_the_model_does(
+    make: Make, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(make(name), num_kv_blocks=22)
+    restarts = 0
+    release = served.engine._scheduler._release
+
+    def count(running: Running) -> None:
+        nonlocal restarts
+        restarts += running.num_computed_tokens > running.num_prompt_tokens
+        release(running)
+
+    monkeypatch.setattr(served.engine._scheduler, "_release", count)
+    for prompt in prompts():
+        served.add(prompt, max_tokens=150)
+    served.check()
+    assert restarts > len(LENGTHS), "each is released once at its end"
+
+
+def cached(served: Served, prompt: tuple[int, ...], most: int = 1) -> tuple[int, tuple[int, ...]]:
+    """Return how many tokens of a prompt were cached, and the prompt with its answer."""
+    tokens = served.add(prompt, max_tokens=most)
+    served.check()
+    return tokens, tuple(served.running[len(served.running) - 1].ids)
+
+
+def test_the_next_turn_goes_on_where_the_answer_ended(make: Make) -> None:
+    served, prompt = Served(make("qwen3_next")), prompts()[2]
+    none, whole = cached(served, prompt, 100)
+    assert (none, len(whole)) == (0, 355)
+    assert cached(served, (*whole, 7, 8, 9))[0] == 354 // BLOCK_TOKENS * BLOCK_TOKENS
+    assert cached(served, (*prompt, 7, 8, 9))[0] == 254 // BLOCK_TOKENS * BLOCK_TOKENS, (
+        "thinking was left out"
+    )
+
+
+def test_the_third_prompt_finds_what_two_began_with(make: Make) -> None:
+    served, system = Served(make("granitemoehybrid")), prompts()[3][: 5 * BLOCK_TOKENS + 9]
+    assert [cached(served, (*system, *(1000 + at,) * 40))[0] for at in range(4)] == [0, 0, 160, 160]
+
+
+def test_more_beams_than_states(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ovserve.kinds.text.worker.paged.engine.MAX_STATES", 8)
+    served = Served(make("qwen3_next"))
+    with pytest.raises(InvalidArgument, match="4 beams: the cache has room for the states of 3"):
+        served.add(prompts()[0], beams=4)
+    for number, prompt in enumerate(prompts() * 3):
+        served.add(prompt, beams=1 + 2 * (number % 2), logprobs=False)
+    assert [result.finish for result in run(served.engine).values()] == ["length"] * 12

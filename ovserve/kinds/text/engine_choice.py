@@ -46,15 +46,22 @@ WITHOUT_EFFECT = (
 
 
 # Types of models for which paged attention, as OpenVINO 2026.4.1 makes it, answers otherwise than the model:
-# masks of their own are lost (local and chunked attention, MPT's ALiBi), and Qwen3.5's text is wrong without
-# its vision part. 40 other types answer as transformers does (random weights, exported by optimum-intel 2.2).
-WRONG_WHEN_PAGED = frozenset(["gpt_neo", "llama4", "llama4_text", "mpt", "qwen3_5_text", "qwen3_5_moe_text"])
+# masks of their own are lost (local and chunked attention, MPT's ALiBi). 42 other types answer as
+# transformers does (random weights, exported by optimum-intel 2.2).
+WRONG_WHEN_PAGED = frozenset(["gpt_neo", "llama4", "llama4_text", "mpt"])
+# Types that the paged engine computes rightly, and OpenVINO GenAI 2026.4.1 in batches wrongly: it takes one
+# position for all tokens of Qwen3.5 without its vision part, and writes no state of Mamba 2 while it caches
+# no prefixes, see genai/quirks.py. Of the latter granitemoehybrid was tried.
+WRONG_IN_LIBRARY = frozenset(
+    ["qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2"]
+)
 
 
 class Pipeline(NamedTuple):
     vision: bool
     stateful: bool
     wrong_when_paged: str = ""  # the type of such a model
+    wrong_in_library: str = ""
 
 
 def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline:
@@ -72,8 +79,10 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
         return Pipeline(vision=True, stateful=False)
     model_type = "" if vision else str(json_or_empty(model / "config.json", dict).get("model_type"))
     wrong = model_type if model_type in WRONG_WHEN_PAGED else ""
+    wrong_in_library = model_type if model_type in WRONG_IN_LIBRARY else ""
     if name == "AUTO":
-        return Pipeline(vision, options.device == ONE_AT_A_TIME or bool(wrong), wrong)
+        stateful = options.device == ONE_AT_A_TIME or bool(wrong)
+        return Pipeline(vision, stateful, wrong, wrong_in_library)
     if name.startswith("VLM") != vision:
         kind = "a vision model" if vision else "not a vision model"
         raise node.error(
@@ -85,7 +94,7 @@ def pipeline(node: Node, options: LLMCalculatorOptions, model: Path) -> Pipeline
         raise node.error(
             f"{name}: OpenVINO computes {wrong} wrongly with it, so it has only LM, or AUTO", FIELD
         )
-    return Pipeline(vision, not name.endswith("_CB"))
+    return Pipeline(vision, not name.endswith("_CB"), wrong_in_library=wrong_in_library)
 
 
 def check_stateful(node: Node, options: LLMCalculatorOptions, prompt_lookup: bool) -> None:
@@ -156,6 +165,12 @@ def choose_engine(node: Node, options: LLMCalculatorOptions, pipeline: Pipeline)
         by_device = options.pipeline_type == LLMCalculatorOptions.AUTO
         field = f"device {options.device}" if by_device else f"pipeline_type {_pipeline_name(options)}"
         return TextEngine("stateful", f"because of {field}")
+    is_paged = options.engine == "paged" or (not options.engine and obstacle is None and masks_grammars())
+    if (wrong := pipeline.wrong_in_library) and not is_paged:
+        if options.pipeline_type != LLMCalculatorOptions.AUTO:
+            why = f"OpenVINO GenAI computes {wrong} wrongly with it, so it has only LM, or AUTO"
+            raise node.error(f"{_pipeline_name(options)}: {why}", FIELD)
+        return TextEngine("stateful", f"because OpenVINO GenAI would compute {wrong} wrongly in batches")
     if options.engine:
         return TextEngine("paged" if options.engine == "paged" else "genai", "as the graph says")
     if obstacle is not None:

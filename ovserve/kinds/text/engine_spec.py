@@ -237,7 +237,7 @@ class EngineOptions(NamedTuple):
 
     spec: GenerationSpec
     engine: TextEngine
-    fallback: TextSpec | None = None  # where the model cannot have paged attention, if the graph names none
+    fallback: GenerationSpec | None = None  # where the model cannot be paged, if the graph names no engine
 
 
 def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
@@ -261,7 +261,7 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
         _check_deterministic(node, options, engine, prompt_lookup=prompt_lookup)
     if fields := [field.name for field, _ in options.ListFields() if field.name.startswith("prefix_cache_")]:
         _check_prefix_cache(node, options, engine, fields[0])
-    if chosen_pipeline.stateful:
+    if engine.name == "stateful":
         check_stateful(node, options, prompt_lookup)
         warn_stateful(node, options)
     if draft is not None and prompt_lookup:
@@ -277,9 +277,9 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
     place = (str(model), options.device or "CPU", json.dumps(properties, sort_keys=True))
     scripted = str(model).endswith(SCRIPT_SUFFIX)
     length = options.max_model_len if options.HasField("max_model_len") else None
-    if chosen_pipeline.stateful:
+    stateful: GenerationSpec = StatefulTextSpec(*place, max_model_len=length)
+    if engine.name == "stateful":
         of_script = ScriptSpec(*place, max_model_len=length, max_num_seqs=1, one_at_a_time=True)
-        stateful = StatefulTextSpec(*place, max_model_len=length)
         return EngineOptions(of_script if scripted else stateful, engine)
 
     def spec_for(*, paged: bool) -> TextSpec:
@@ -309,7 +309,8 @@ def engine_options(node: Node, options: LLMCalculatorOptions) -> EngineOptions:
         )
 
     if engine.name == "paged":
-        fallback = None if options.engine or options.deterministic else spec_for(paged=False)
+        other = stateful if chosen_pipeline.wrong_in_library else spec_for(paged=False)
+        fallback = None if options.engine or options.deterministic else other
         return EngineOptions(spec_for(paged=True), engine, fallback)
     if options.enable_prefix_caching and (wrong := _wrong_prefixes(options)):
         log.warning(

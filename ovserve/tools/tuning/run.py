@@ -201,7 +201,8 @@ async def tune(target: Target, options: TuneOptions, progress: Progress) -> Tune
         try:
             facts = (await arena.engine(target.spec)).facts
         except LoadError as error:
-            if error.field != FIELD or (fallback := target.parsed.engine.fallback) is None:
+            fallback = target.parsed.engine.fallback
+            if error.field != FIELD or not isinstance(fallback, TextSpec):
                 raise
             target = replace(target, spec=fallback)
             facts = (await arena.engine(fallback)).facts

@@ -1,5 +1,6 @@
-"""The scheduler, the block pool and beam searches over a cache of tokens instead of keys and values: each step
-reads, through its block tables, just the tokens that it should, and no block is lost or freed twice."""
+"""The scheduler, the pools and beam searches over a cache of tokens instead of keys and values, and over states
+that are tokens too: each step reads, through its block tables and slots, just the tokens that it should, and no
+block or slot is lost or freed twice."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ from ovserve.kinds.text.worker.decoding import Sequence
 from ovserve.kinds.text.worker.paged.beams import BeamSearch
 from ovserve.kinds.text.worker.paged.blocks import BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
+from ovserve.kinds.text.worker.paged.prefill_budget import PrefillBudget
+from ovserve.kinds.text.worker.paged.runner import RESERVED_STATES, SPARE_STATE, ZERO_STATE
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence
 from ovserve.kinds.text.worker.paged.sampler import Choice
-from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
+from ovserve.kinds.text.worker.paged.scheduler import Scheduler
+from ovserve.kinds.text.worker.paged.states import SLOTS_OF_BEAM, StatePool
 from ovserve.llm.request import Sampling
 
 BLOCKS = 14
@@ -29,10 +33,13 @@ NOTHING = -1
 class Engine:
     """The steps of `PagedEngine`, whose logits are a function of the tokens that the cache has."""
 
-    def __init__(self, *, caches: bool, tokens: int = 64) -> None:
+    def __init__(self, *, caches: bool, tokens: int = 64, slots: int = 0, of_state: int = 64) -> None:
+        """`slots`: of states, each of which takes the memory of `of_state` tokens; 0: the model has none."""
         self.cache = np.full((BLOCKS, BLOCK_TOKENS), NOTHING)
         self.pool = BlockPool(BLOCKS, caches=caches, copy=self.copy)
-        self.scheduler = Scheduler(self.pool, tokens, 8, PrefillBudget())
+        self.states = StatePool(slots, caches=caches, tokens_of_state=of_state) if slots else None
+        self.table: dict[int, list[int]] = {ZERO_STATE: []}
+        self.scheduler = Scheduler(self.pool, tokens, 8, PrefillBudget(), states=self.states)
         self.ended: dict[int, list[tuple[int, ...]]] = {}
         self.copies = 0
         self._ids = count(1)
@@ -56,6 +63,8 @@ class Engine:
 
     def step(self) -> list[ScheduledSequence]:
         scheduled = self.scheduler.schedule(lambda running, num_decoding: ()).items
+        if self.states is not None:
+            self.compute_states(scheduled)
         rows = [self.compute(item) for item in scheduled]
         for at, item in enumerate(scheduled):
             running = item.running
@@ -95,6 +104,23 @@ class Engine:
         assert tokens == sequence.ids[:end].tolist(), "the cache has other tokens than the sequence"
         return logits_of(tokens)
 
+    def compute_states(self, scheduled: list[ScheduledSequence]) -> None:
+        """All read before any writes, and in any order: the operations compute sequences at once."""
+        writes: list[int] = []
+        written: dict[int, list[int]] = {}
+        alien: set[int] = set()  # slots that are read by a sequence which does not write them
+        for item in scheduled:
+            ids = item.sequence.ids.tolist()
+            (read, *kept, own), after = item.sequence.state.of_step(item.start)
+            assert self.table[read] == ids[: item.start], "the state is of other tokens than the sequence"
+            writes += [*kept, own]
+            written |= dict.fromkeys(kept, ids[: item.start + after]) | {own: ids[: item.start + item.tokens]}
+            alien |= {read} - {own}
+        assert len(set(writes)) == len(writes)
+        assert not alien & set(writes), "one sequence writes what another one reads"
+        assert not {ZERO_STATE, SPARE_STATE} & set(writes)
+        self.table |= written
+
     def read(self, sequence: TokenSequence, end: int) -> list[int]:
         return [
             int(self.cache[sequence.block_table[at // BLOCK_TOKENS], at % BLOCK_TOKENS]) for at in range(end)
@@ -111,9 +137,11 @@ def logits_of(tokens: list[int]) -> np.ndarray:
 class Blocks(RuleBasedStateMachine):
     """Prompts of few different tokens, so that many begin alike."""
 
+    slots = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(caches=True)
+        self.engine = Engine(caches=True, slots=self.slots)
 
     @rule(
         token=st.integers(1, 2),
@@ -149,6 +177,23 @@ class Blocks(RuleBasedStateMachine):
         assert pool.available == BLOCKS - len(users)
         assert all(len(set(table)) == len(table) for table in tables)
 
+    @invariant()
+    def each_slot_has_as_many_users_as_sequences_name_it(self) -> None:
+        if (states := self.engine.states) is None:
+            return
+        sequences = [
+            sequence
+            for running in self.engine.scheduler.running.values()
+            for sequence in (running, *running.beams)
+        ]
+        held = [{each.state.own, each.state.read, each.state.snapshot} for each in sequences]
+        users = Counter(slot for slots in held for slot in slots)
+        pool = states._slots
+        assert pool.ref_counts[RESERVED_STATES:] == [
+            users[slot] for slot in range(RESERVED_STATES, self.slots)
+        ]
+        assert pool.available == sum(count == 0 for count in pool.ref_counts)
+
     def teardown(self) -> None:
         for _ in range(20_000):
             if not self.engine.scheduler.running:
@@ -156,10 +201,19 @@ class Blocks(RuleBasedStateMachine):
             self.engine.step()
         assert not self.engine.scheduler.running, "every request ends"
         assert self.engine.pool.available == BLOCKS
+        if self.engine.states is not None:
+            assert self.engine.states._slots.available == self.engine.states.size
+
+
+class States(Blocks):
+    """With just the slots that the widest search needs."""
+
+    slots = 7 * SLOTS_OF_BEAM + RESERVED_STATES
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(deadline=None, stateful_step_count=25)
+TestStates = States.TestCase
+TestBlocks.settings = TestStates.settings = settings(deadline=None, stateful_step_count=25)
 
 
 def ended(engine: Engine, running: Running) -> list[tuple[int, ...]]:

@@ -7,7 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from ovserve.kinds.text.worker.paged.scheduler import MIN_PREFILL_TOKENS, TARGET_STEP_SECONDS, PrefillBudget
+from ovserve.kinds.text.worker.paged.prefill_budget import (
+    MIN_PREFILL_TOKENS,
+    TARGET_STEP_SECONDS,
+    PrefillBudget,
+)
 
 MOST = 2048
 PLAIN = 0.01  # seconds of a step without prompts

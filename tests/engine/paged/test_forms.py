@@ -25,9 +25,9 @@ from ovserve.kinds.text.worker.paged.model import (
     FILE,
     MEASURED_TOKENS,
     PagedModel,
-    Runner,
     takes_wide_groups,
 )
+from ovserve.kinds.text.worker.paged.runner import Runner
 from ovserve.pull.run import Wanted, pull
 from tests.engine import tiny
 from tests.engine.real import CHAT, STORY, add, generate, run

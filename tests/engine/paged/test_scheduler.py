@@ -8,14 +8,10 @@ import pytest
 
 from ovserve.kinds.text.worker.decoding import Sequence
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
+from ovserve.kinds.text.worker.paged.prefill_budget import TARGET_STEP_SECONDS, PrefillBudget
 from ovserve.kinds.text.worker.paged.running import Running
 from ovserve.kinds.text.worker.paged.sampler import Choice
-from ovserve.kinds.text.worker.paged.scheduler import (
-    SHORT_STEP_TOKENS,
-    TARGET_STEP_SECONDS,
-    PrefillBudget,
-    Scheduler,
-)
+from ovserve.kinds.text.worker.paged.scheduler import SHORT_STEP_TOKENS, Scheduler
 from ovserve.llm.request import Sampling
 from tests.engine.paged.test_blocks import no_copy
 

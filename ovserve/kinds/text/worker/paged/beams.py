@@ -23,7 +23,7 @@ import numpy as np
 
 from ovserve.kinds.text.worker.paged.blocks import TokenSequence
 from ovserve.kinds.text.worker.paged.masks import FORBIDDEN
-from ovserve.kinds.text.worker.paged.model import Floats
+from ovserve.kinds.text.worker.paged.runner import Floats
 from ovserve.kinds.text.worker.paged.sampler import Choice, Row, Scored, best_ids
 from ovserve.llm.request import Sampling
 

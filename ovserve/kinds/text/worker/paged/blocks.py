@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable
 
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
+from ovserve.kinds.text.worker.paged.runner import ZERO_STATE
 
 ROOT = b""  # digest before the first block
+NO_SLOT = -1
 GROWTH_BLOCKS = 64  # allocated between two measurements of memory, which take 0.1 ms
 Copy = Callable[[int, int], None]  # of the first block's keys and values to the second one
 
@@ -32,6 +34,25 @@ class TokenSequence:
         self.block_table = array("i")
         self.digests: list[bytes] = []  # of the full blocks (see `BlockPool`)
         self.publishes = True  # others may find its blocks
+        self.state = StateSlots()  # of a model with linear attention
+
+
+class StateSlots:
+    """The slots of a sequence's state, see `StatePool`."""
+
+    def __init__(self) -> None:
+        self.own = NO_SLOT  # the next step writes it
+        self.read = ZERO_STATE  # the next step reads it: mostly the own one
+        self.snapshot = NO_SLOT  # the step that runs writes the state behind `kept_tokens` to it
+        self.kept_tokens = 0  # of the sequence, up to its last kept state
+        self.last_kept = b""  # digest of the last one that was kept of the answer
+        self.shared_tokens = 0  # of the prompt, whose blocks were cached
+
+    def of_step(self, start: int) -> tuple[tuple[int, ...], int]:
+        """Return what `Runner.bind_states` takes, for a step that computes tokens from `start` on."""
+        if self.snapshot == NO_SLOT:
+            return (self.read, self.own), 0
+        return (self.read, self.snapshot, self.own), self.kept_tokens - start
 
 
 class BlockPool:
@@ -40,7 +61,7 @@ class BlockPool:
         blocks: int,
         *,
         caches: bool,
-        copy: Copy,
+        copy: Copy | None = None,
         room: Callable[[], int] | None = None,
         store: PrefixStore | None = None,
     ) -> None:
@@ -115,7 +136,7 @@ class BlockPool:
         if self.ref_counts[block] == 1:
             return block
         own = self.allocate()
-        if own is not None:
+        if own is not None and self._copy is not None:
             self._copy(block, own)
             self.ref_counts[block] -= 1
         return own
@@ -130,12 +151,9 @@ class BlockPool:
         digest = ROOT
         for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
             digest = digest_of(digest, ids[at : at + BLOCK_TOKENS])
-            if (block := self._known.get(digest)) is None:
-                if (block := self._load(digest)) is None:
-                    break
-            elif not self.ref_counts[block]:
-                del self._idle[block]
-            self.ref_counts[block] += 1
+            block = self.find(digest)
+            if block is None and (block := self._load(digest)) is None:
+                break
             blocks.append((block, digest))
         if self._store is not None:
             # The first one last: without it the others could not be found.
@@ -152,8 +170,8 @@ class BlockPool:
             or (block := self.allocate()) is None
         ):
             return None
-        self.ref_counts[block] = 0
         if not store.load(digest, block):
+            self.ref_counts[block] = 0
             self._free.append(block)
             return None
         self._digests[block] = digest
@@ -165,12 +183,32 @@ class BlockPool:
         if not self._caches:
             return ROOT
         digest = digest_of(before, ids)
-        if digest not in self._known:
-            self._digests[block] = digest
-            self._known[digest] = block
-            if self._store is not None:
-                self._store.offer(digest, block)
+        if self.keep(block, digest) and self._store is not None:
+            self._store.offer(digest, block)
         return digest
+
+    def keep(self, block: int, digest: bytes) -> bool:
+        """Make a block known by a digest; return False if another is already."""
+        if digest in self._known:
+            return False
+        self._digests[block] = digest
+        self._known[digest] = block
+        return True
+
+    def find(self, digest: bytes) -> int | None:
+        """Return the known block for one more sequence; None: there is none."""
+        if (block := self._known.get(digest)) is not None:
+            if not self.ref_counts[block]:
+                del self._idle[block]
+            self.ref_counts[block] += 1
+        return block
+
+    def forget(self, digest: bytes) -> None:
+        """Let a known block be the next to go, if no sequence has it."""
+        block = self._known.get(digest)
+        if block is not None and not self.ref_counts[block]:
+            del self._idle[block], self._known[digest], self._digests[block]
+            self._free.append(block)
 
 
 def digest_of(before: bytes, ids: array[int]) -> bytes:

@@ -19,7 +19,8 @@ from ovserve.engine.host.memory import BYTES_PER_GIB
 from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import properties, sentence
-from ovserve.kinds.text.worker.paged.model import FILE, Floats, PagedModel
+from ovserve.kinds.text.worker.paged.model import FILE, PagedModel
+from ovserve.kinds.text.worker.paged.runner import Floats
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence, StepTokens, bind_tokens
 
 FIELD = "draft_models_path"
@@ -38,6 +39,8 @@ class DraftModel:
             raise LoadError(sentence(error), field=FIELD) from error
         except LoadError as error:
             raise LoadError(f"the draft model: {error.reason}", field=error.field) from error
+        if self._model.state_bytes:
+            raise LoadError("a draft model with linear attention is not possible", field=FIELD)
         self.block_bytes = self._model.block_bytes
         self.vocabulary = self._model.vocabulary
         self._tokens = spec.max_num_batched_tokens

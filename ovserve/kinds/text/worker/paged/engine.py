@@ -30,7 +30,7 @@ from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.draft_model import DraftModel, most_drafts
+from ovserve.kinds.text.worker.paged.draft_model import FIELD, DraftModel, most_drafts
 from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
     MAX_DRAFTED_STREAMS,
@@ -43,19 +43,22 @@ from ovserve.kinds.text.worker.paged.model import (
     BLOCK_TOKENS,
     FILE,
     MAX_CACHE_SHARE,
-    Floats,
     PagedModel,
-    Runner,
 )
-from ovserve.kinds.text.worker.paged.prefix_store import open_store
+from ovserve.kinds.text.worker.paged.prefill_budget import PrefillBudget
+from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore, open_store
 from ovserve.kinds.text.worker.paged.reasoning import reasoning_limit
+from ovserve.kinds.text.worker.paged.runner import Floats, Runner
 from ovserve.kinds.text.worker.paged.running import Inputs, Running, ScheduledSequence, ScheduledStep
 from ovserve.kinds.text.worker.paged.sampler import Choice, DryPenalty
-from ovserve.kinds.text.worker.paged.scheduler import PrefillBudget, Scheduler
+from ovserve.kinds.text.worker.paged.scheduler import Scheduler
+from ovserve.kinds.text.worker.paged.states import SLOTS_OF_BEAM, StatePool
 from ovserve.llm.decoding import DEFAULT_ASSISTANT_TOKENS
 from ovserve.llm.grammar.constraint import Constraint
 from ovserve.llm.request import Sampling
 
+MIN_STATES, MAX_STATES = 8, 1024  # slots for the states of linear attention, of which each sequence has one
+MAX_STATES_SHARE = 0.5  # of the cache
 RESERVE_BYTES = 320 << 20  # that the cache leaves free: with less than 256 MB, requests are rejected
 CALM_SECONDS = 5.0  # after the last live request, the steps of batches need not be short any more
 FORCED_CHARACTERS = 64  # of a text that must follow, which may have thousands; few tokens of it are drafted
@@ -91,9 +94,13 @@ class PagedEngine:
                 )
                 thread.submit(model.read_forms)
                 model.compile()
+            if spec.draft is not None and model.state_bytes:
+                raise LoadError(
+                    "not possible with linear attention, whose states keep rejected drafts", field=FIELD
+                )
             self._draft_model = None if spec.draft is None else DraftModel(spec, spec.draft, tiles)
-            blocks = self._blocks(spec)
-            model.allocate(blocks)
+            blocks, states = self._blocks(spec)
+            model.allocate(blocks, states)
             if spec.draft is not None and self._draft_model is not None:
                 check_draft_tokens(spec.draft.model_path, tokenizer, self._draft_model.vocabulary)
                 self._draft_model.allocate(blocks, model.vocabulary)
@@ -116,7 +123,7 @@ class PagedEngine:
             caches=spec.enable_prefix_caching,
             copy=self._model.copy_block,
             room=self._room,
-            store=open_store(spec, (directory / FILE).with_suffix(".bin"), model.layout(), model.cache_bytes),
+            store=self._open_store(spec, directory / FILE),
         )
         self._scheduler = Scheduler(
             pool,
@@ -125,6 +132,7 @@ class PagedEngine:
             PrefillBudget(),
             splits=spec.dynamic_split_fuse,
             deterministic=spec.deterministic,
+            states=self._state_pool(spec, states),
         )
         self._prompt_limit = None if spec.dynamic_split_fuse else spec.max_num_batched_tokens
         self._last_live = -math.inf  # time.perf_counter(), when a request ran that is not a line of a batch
@@ -137,18 +145,36 @@ class PagedEngine:
         if spec.deterministic:  # else the first steps would be computed in another form
             model.wait()
 
-    def _blocks(self, spec: PagedTextSpec) -> int:
+    def _blocks(self, spec: PagedTextSpec) -> tuple[int, int]:
+        """Return how many blocks the cache has, and how many slots for states."""
         available = memory().available
         self._reserve = min(RESERVE_BYTES, int(available * (1 - MAX_CACHE_SHARE)))
-        if spec.num_kv_blocks:
-            return spec.num_kv_blocks
         size: int = spec.cache_size * BYTES_PER_GIB or int(available * MAX_CACHE_SHARE)
-        if spec.draft is None or self._draft_model is None:
-            return max(2, size // self._model.block_bytes)
+        if spec.num_kv_blocks:
+            size = spec.num_kv_blocks * self._model.block_bytes
+        states = 0
+        if state_bytes := self._model.state_bytes:
+            states = max(MIN_STATES, min(MAX_STATES, int(size * MAX_STATES_SHARE) // state_bytes))
+            size -= 0 if spec.num_kv_blocks else states * state_bytes
+        if spec.draft is None or self._draft_model is None or spec.num_kv_blocks:
+            return max(2, size // self._model.block_bytes), states
         if spec.draft.cache_size is None:
-            return max(2, size // self.block_bytes)
+            return max(2, size // self.block_bytes), states
         of_draft = spec.draft.cache_size * BYTES_PER_GIB // self._draft_model.block_bytes
-        return max(2, min(size // self._model.block_bytes, of_draft))
+        return max(2, min(size // self._model.block_bytes, of_draft)), states
+
+    def _state_pool(self, spec: PagedTextSpec, states: int) -> StatePool | None:
+        if not states:
+            return None
+        tokens = -(-self._model.state_bytes // self._model.block_bytes) * BLOCK_TOKENS
+        return StatePool(states, caches=spec.enable_prefix_caching, tokens_of_state=tokens)
+
+    def _open_store(self, spec: PagedTextSpec, file: Path) -> PrefixStore | None:
+        if spec.prefix_cache_path and self._model.state_bytes:
+            why = "the states of linear attention are not stored"
+            print(f"prefix_cache_path has no effect: {why}", file=sys.stderr)  # noqa: T201  this process's log
+            return None
+        return open_store(spec, file.with_suffix(".bin"), self._model.layout(), self._model.cache_bytes)
 
     @property
     def block_bytes(self) -> int:
@@ -227,7 +253,7 @@ class PagedEngine:
         elif sampling.num_assistant_tokens != 0 and self._draft_model is not None:
             most_drafted = sampling.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
             running.model_drafts = sequence.drafts = ModelDrafts(most_drafted)
-        elif sampling.num_assistant_tokens != 0:
+        elif sampling.num_assistant_tokens != 0 and self._scheduler.states is None:
             running.drafter = sequence.drafts = NgramDrafter(
                 running.ids, sampling.num_assistant_tokens or MAX_DRAFT_TOKENS
             )
@@ -274,6 +300,8 @@ class PagedEngine:
         pool, running = self._scheduler.pool, self._scheduler.running.values()
         to_prefill = tuple((r.id, r.num_new_tokens) for r in running if r.num_new_tokens > 1)
         size = pool.touched * self.block_bytes
+        if (states := self._scheduler.states) is not None:
+            size += states.touched * self._model.state_bytes
         return Usage(len(running), self._scheduled, pool.num_used / pool.size, size, to_prefill)
 
     def _arrived(self, id_: int) -> None:
@@ -287,6 +315,12 @@ class PagedEngine:
                 f"num_assistant_tokens: {sampling.num_assistant_tokens} is not possible: the graph is "
                 "`deterministic`, and drafts change the rounding; leave it out",
                 param="num_assistant_tokens",
+            )
+        states = self._scheduler.states
+        if states is not None and sampling.beams > states.size // SLOTS_OF_BEAM:
+            most_beams = states.size // SLOTS_OF_BEAM
+            raise InvalidArgument(
+                f"{sampling.beams} beams: the cache has room for the states of {most_beams} (cache_size)"
             )
         plain = msgspec.structs.replace(sampling, constraint=None, num_assistant_tokens=None)
         generation_config("plain", plain, most, stop_ids, self.facts, no_grammar)

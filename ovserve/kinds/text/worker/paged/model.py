@@ -27,13 +27,14 @@ from ovserve.engine.host.memory import memory
 from ovserve.engine.model.files import PACKED
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.options import sentence
-from ovserve.kinds.text.worker.kernels.attention import ADDRESSES, PAGED_ATTENTION, replace_attention
+from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, replace_attention
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, open_library
 from ovserve.kinds.text.worker.kernels.matmul import has_experts, replace_products, widen
+from ovserve.kinds.text.worker.paged.runner import RESERVED_STATES, STATE_INPUTS, STATES, ZERO_STATE, Runner
 
 FILE = "openvino_model.xml"
 BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
-CACHES = ("key_cache.", "value_cache.")
+CACHES = "_cache."  # in the names of inputs
 INPUTS = {
     "input_ids",
     "position_ids",
@@ -43,9 +44,11 @@ INPUTS = {
     "block_indices_begins",
     "max_context_len",
     "rows",
+    *STATE_INPUTS,
 }
-OF_TOKENS = "input_ids", "position_ids", "rows", "past_lens"  # a number for each token of a step of decodes
-BOUNDARIES = "subsequence_begins", "block_indices_begins"  # one more
+# A number for each token of a step of decodes.
+OF_TOKENS = "input_ids", "position_ids", "rows", "past_lens", "la.past_lens", "la.cache_interval"
+BOUNDARIES = "subsequence_begins", "block_indices_begins", "la.block_indices_begins"  # one more
 SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
 FEW_TOKENS = 16  # tokens of a step
 DECODES_BEFORE_FORM = 128  # steps of as many decodes; compiling takes 2 s of a core
@@ -68,8 +71,7 @@ PACKED_TYPES = (openvino.Type.u4, openvino.Type.i4, openvino.Type.u8, openvino.T
 # What may follow the output layer, element by element: scaling, a soft cap, a conversion.
 ELEMENTWISE = ("Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh")
 
-Ints = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint8]
-Floats = NDArray[np.float32]
+Shapes = dict[str, tuple[openvino.Type, list[int]]]
 
 
 def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
@@ -83,8 +85,12 @@ def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
         raise LoadError(
             f"this model cannot have paged attention: {sentence(error)}", field="engine"
         ) from error
+    _mend_positions(model)
+    for port in model.inputs:  # some have a second name, a number
+        if names := port.names & INPUTS:
+            port.tensor.set_names(names)
     names = {port.any_name for port in model.inputs} | {"rows"}
-    if strange := sorted(name for name in names - INPUTS if not name.startswith(CACHES)):
+    if strange := sorted(name for name in names - INPUTS if CACHES not in name and STATES not in name):
         raise LoadError(f"the paged engine does not know this model's inputs {strange}", field="engine")
     result = model.outputs[0].get_node()
     layer = result.input_value(0).get_node()
@@ -104,6 +110,43 @@ def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
     model.remove_result(result)
     model.add_results([ops.result(logits.output(0))])
     return model
+
+
+def _mend_positions(model: openvino.Model) -> None:
+    """Let a model that counts its positions itself take those of its input. Raises LoadError.
+
+    The transformation lets it count from the longest context of the step, so that all tokens would have one
+    position. Seen: Qwen3.5 without its vision part, Granite 4's hybrids with rotary positions."""
+    inputs = {name: port for port in model.inputs for name in port.names}
+    if not {"max_context_len", "position_ids"} <= inputs.keys():
+        return
+    for count in _counts(inputs["max_context_len"].get_node()):
+        positions = ops.convert(inputs["position_ids"], count.get_element_type())
+        for port in count.get_target_inputs():
+            user = port.get_node()
+            rank = user.get_output_partial_shape(0).rank.get_length()
+            if user.get_type_name() not in ("Reshape", "Unsqueeze") or rank < 2:
+                raise LoadError("the model counts positions, how is not known", field="engine")
+            shape = ops.constant(np.array([1] * (rank - 2) + [-1, 1]))  # a token of so many sequences
+            own = ops.reshape(positions, shape, special_zero=False)
+            for target in user.output(0).get_target_inputs():
+                target.replace_source_output(own.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _counts(longest: Any) -> list[Any]:
+    """Return the first outputs, other than scalars and attention's, that depend on the longest context."""
+    counts: list[Any] = []
+    names, waiting = set[str](), [longest.output(0)]
+    while waiting:
+        for port in waiting.pop().get_target_inputs():
+            user = port.get_node()
+            if user.get_type_name() == PAGED_ATTENTION or user.get_friendly_name() in names:
+                continue
+            names.add(user.get_friendly_name())
+            is_scalar = user.get_output_partial_shape(0).rank.get_length() == 0
+            (waiting if is_scalar else counts).append(user.output(0))
+    return counts
 
 
 def takes_wide_groups(model: openvino.Model) -> bool:
@@ -139,61 +182,6 @@ def find_library() -> Library | None:
     except KernelError as error:
         print(f"OpenVINO's kernels compute, which takes more memory and time: {error}", file=sys.stderr)  # noqa: T201  this process's log
         return None
-
-
-class Runner:
-    """A compiled model with its inputs bound. `run` waits for a step."""
-
-    def __init__(self, model: openvino.CompiledModel, caches: Mapping[str, openvino.Tensor]) -> None:
-        self._request = model.create_infer_request()
-        self._ports = {port.any_name: port for port in model.inputs}
-        self._bound: dict[str, Ints] = {}
-        self._longest = np.zeros((), np.int32)
-        self._tables: Ints | None = None  # of a fixed size, in which block tables are followed by anything
-        tables = self._ports["block_indices"]
-        if tables.partial_shape.is_static:
-            self.bind("block_indices", np.zeros(list(tables.shape), np.int32))
-            self._tables = self._bound["block_indices"]
-        self.use(caches)
-        self.bind("max_context_len", self._longest)
-
-    def use(self, caches: Mapping[str, openvino.Tensor]) -> None:
-        self._caches = caches  # the request keeps no memory that a tensor shares with an array
-        if ADDRESSES in self._ports:
-            addresses = np.array([cache.data.ctypes.data for cache in caches.values()], np.int64)
-            self.bind(ADDRESSES, addresses.view(np.uint8))
-            return
-        for name, cache in caches.items():
-            self._request.set_tensor(self._ports[name], cache)
-
-    def warm(self, block: int, tokens: int = 1, sequences: int = 1) -> None:
-        """Compute tokens of each sequence in a block that no sequence has. The first inference lays out the
-        weights, which takes SmolLM2 0.3 s, and a later one 0.01 s."""
-        self.bind("input_ids", np.zeros(sequences * tokens, np.int64))
-        self.bind("position_ids", np.tile(np.arange(tokens), sequences))
-        begins, rows = (np.arange(size, dtype=np.int32) for size in (sequences + 1, sequences * tokens))
-        places = {"past_lens": 0 * begins[1:], "subsequence_begins": tokens * begins, "rows": rows}
-        tables = {"block_indices": 0 * begins[1:] + block, "block_indices_begins": begins}
-        for name, values in (places | tables).items():
-            self.bind(name, values)
-        self.run(tokens)
-
-    def bind(self, name: str, array: Ints) -> None:
-        """The runtime reads the array in each step, so that later changes of its values need no further
-        call."""
-        if name == "block_indices" and self._tables is not None:
-            self._tables[: array.size] = array
-        elif (port := self._ports.get(name)) is not None:  # a model without position embeddings has fewer
-            self._bound[name] = array
-            self._request.set_tensor(port, openvino.Tensor(array, shared_memory=True))
-
-    def run(self, longest: int) -> Floats:
-        """`longest`: tokens of the longest context. Return logits; they may be written to until the next
-        step."""
-        self._longest[...] = longest
-        self._request.infer(share_outputs=True)
-        logits: Floats = self._request.get_output_tensor(0).data
-        return logits
 
 
 class PagedModel:
@@ -269,8 +257,9 @@ class PagedModel:
             self._properties["INFERENCE_PRECISION_HINT"] = "f32"
         self._form_read: tuple[Path, openvino.Model] | None = None
         self._cache: dict[str, openvino.Tensor] = {}
+        self._states: dict[str, openvino.Tensor] = {}
         self.compiled: openvino.CompiledModel
-        self.block_bytes = self.blocks = 0
+        self.block_bytes = self.blocks = self.state_bytes = 0
         self.runner: Runner
         self.few: Runner | None = None  # for up to FEW_TOKENS
         self.decode_forms: dict[int, Runner] = {}  # for one token of each of so many sequences
@@ -305,22 +294,29 @@ class PagedModel:
         """
         self.compiled = self._core.compile_model(self._read, self._device, self._properties)
         constants = (node for node in self._read.get_ops() if node.get_type_name() == "Constant")
-        if self.own_attention and sum(node.get_byte_size() for node in constants) <= MOST_SHARED_CONSTANTS:
+        self._state_shapes = _caches(
+            self.compiled, STATES
+        )  # with them, shapes cannot be fixed: OpenVINO 2026.4
+        small = sum(node.get_byte_size() for node in constants) <= MOST_SHARED_CONSTANTS
+        if self.own_attention and small and not self._state_shapes:
             self._template = self._read
         del self._read
         self._shapes = self._shapes or _caches(self.compiled)
+        self.state_bytes = _bytes_of(self._state_shapes)
         # With a cache in bf16 the plugin computes in nothing but bf16.
         self._in_f32 &= all(kind.size == 1 for kind, _ in self._shapes.values())
-        self.block_bytes = sum(int(np.prod(sizes)) * kind.size for kind, sizes in self._shapes.values())
-        self.runner = Runner(self.compiled, self.make_cache(1))
+        self.block_bytes = _bytes_of(self._shapes)
+        self._states = self._make_states(RESERVED_STATES)
+        self.runner = Runner(self.compiled, self.make_cache(1) | self._states)
         self.runner.warm(0)
 
-    def allocate(self, blocks: int) -> None:
-        """Make the cache. The kernel gives memory to a block when it is first written, so a cache may be as
-        large as it could ever become."""
+    def allocate(self, blocks: int, states: int = 0) -> None:
+        """Make the cache, and so many slots for states. The kernel gives memory to a block when it is first
+        written, so a cache may be as large as it could ever become."""
         self.blocks = blocks
         self._cache = self.make_cache(blocks + 1)  # the last one is for `Runner.warm` of the forms
-        self.runner.use(self._cache)
+        self._states = self._make_states(states)
+        self.runner.use(self._cache | self._states)
 
     def step_seconds(self) -> dict[int, float]:
         """Return the seconds of steps of a few tokens, if one has no form of its own."""
@@ -375,6 +371,15 @@ class PagedModel:
             name: openvino.Tensor(kind, openvino.Shape([blocks, *sizes]))
             for name, (kind, sizes) in self._shapes.items()
         }
+
+    def _make_states(self, slots: int) -> dict[str, openvino.Tensor]:
+        tables = {
+            name: openvino.Tensor(kind, openvino.Shape([slots, *sizes]))
+            for name, (kind, sizes) in self._state_shapes.items()
+        }
+        for table in tables.values():
+            table.data[ZERO_STATE] = 0
+        return tables
 
     def copy_block(self, source: int, target: int) -> None:
         for cache in self._cache.values():
@@ -432,7 +437,11 @@ class PagedModel:
             widen(model)
             if self._in_f32:
                 self.few = self._form(model, properties)
-            if self._small and (form := self._form(_for_decodes(model, 1), properties)) is not None:
+            if (
+                self._small
+                and not self._states
+                and (form := self._form(_for_decodes(model, 1), properties)) is not None
+            ):
                 self.decode_forms[1] = form
         except (LoadError, RuntimeError) as error:
             print(f"steps of few tokens use the form for many: {error}", file=sys.stderr)  # noqa: T201  this process's log
@@ -444,7 +453,7 @@ class PagedModel:
         compiled = self._core.compile_model(model, self._device, dict(properties))
         if not self.own_attention and _caches(compiled) != self._shapes:
             return None
-        runner = Runner(compiled, self._cache)
+        runner = Runner(compiled, self._cache | self._states)
         runner.warm(self.blocks, sequences=sequences)
         return runner
 
@@ -453,16 +462,21 @@ def _for_decodes(model: openvino.Model, tokens: int, blocks: int = 0) -> openvin
     """Fix the shapes for one token of each of so many sequences. `blocks`: in their tables together, at most;
     0: that stays open."""
     sizes = dict.fromkeys(OF_TOKENS, tokens) | dict.fromkeys(BOUNDARIES, tokens + 1)
+    sizes["la.block_indices"] = 2 * tokens
     sizes |= {"block_indices": blocks} if blocks else {}
     names = {port.any_name for port in model.inputs}
     model.reshape({name: [size] for name, size in sizes.items() if name in names})
     return model
 
 
-def _caches(model: openvino.CompiledModel) -> dict[str, tuple[openvino.Type, list[int]]]:
-    """Return types and shapes of a block of each cache."""
+def _caches(model: openvino.CompiledModel, part: str = CACHES) -> Shapes:
+    """Return types and shapes of a block of each cache, or of a state. `part`: of the names of the inputs."""
     return {
         port.any_name: (port.element_type, [size.get_length() for size in list(port.partial_shape)[1:]])
         for port in model.inputs
-        if port.any_name.startswith(CACHES)
+        if part in port.any_name
     }
+
+
+def _bytes_of(shapes: Shapes) -> int:
+    return sum(int(np.prod(sizes)) * kind.size for kind, sizes in shapes.values())

@@ -12,9 +12,9 @@ import numpy as np
 
 from ovserve.kinds.text.worker.decoding import Part, Sequence
 from ovserve.kinds.text.worker.paged.beams import Beam, BeamSearch, Hypothesis
-from ovserve.kinds.text.worker.paged.blocks import TokenSequence
+from ovserve.kinds.text.worker.paged.blocks import StateSlots, TokenSequence
 from ovserve.kinds.text.worker.paged.drafts import ModelDrafts, NgramDrafter
-from ovserve.kinds.text.worker.paged.model import Floats, Ints, Runner
+from ovserve.kinds.text.worker.paged.runner import Floats, Ints, Runner
 from ovserve.kinds.text.worker.paged.sampler import Choice, Scored
 
 # The inputs of a step. While the same requests decode, only values change, and the runtime reads them in
@@ -29,6 +29,8 @@ class StepTokens(NamedTuple):
     rows: int  # of the last ones of them the logits are needed
     block_table: array[int]
     is_lone: bool = False  # one token of a prompt, which is rounded as those next to it were
+    states: tuple[int, ...] = ()  # see `Runner.bind_states`
+    kept_after: int = 0
 
 
 class Bound(NamedTuple):
@@ -61,6 +63,9 @@ class Inputs:
         if decoding and decoding == self._decoding and self._bound is not None:
             if version != self._version:
                 bind_blocks(self._runner, [item.sequence.block_table for item in scheduled])
+                if self._runner.has_states:
+                    states = [item.sequence.state for item in scheduled]
+                    self._runner.bind_states([(state.read, state.own) for state in states], [0] * len(states))
             self._bound.ids[:] = [item.sequence.ids[-1] for item in scheduled]
             self._bound.positions[:] = self._bound.past[:] = [item.start for item in scheduled]
         else:
@@ -74,6 +79,9 @@ class Inputs:
         ids.extend(item.drafted)
         is_lone = self._own_attention and item.is_of_prompt and item.tokens - len(item.drafted) == 1
         part = StepTokens(ids, item.start, item.rows, sequence.block_table, is_lone)
+        if self._runner.has_states:
+            states, kept_after = sequence.state.of_step(item.start)
+            part = part._replace(states=states, kept_after=kept_after)
         return _split(part) if self._own_attention and item.drafted else (part,)
 
 
@@ -104,6 +112,8 @@ def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
     # Without any the layer is computed for one, because not every kernel takes none.
     runner.bind("rows", np.concatenate(rows) if rows else np.zeros(1, np.int32))
     bind_blocks(runner, [part.block_table for part in parts])
+    if runner.has_states:
+        runner.bind_states([part.states for part in parts], [part.kept_after for part in parts])
     return bound
 
 
@@ -176,7 +186,8 @@ class Running(TokenSequence):
         root = Beam(self.ids)
         root.num_computed_tokens = self.num_computed_tokens
         root.block_table, root.digests = self.block_table, self.digests
-        self.block_table, self.digests = array("i"), []
+        root.state = self.state
+        self.block_table, self.digests, self.state = array("i"), [], StateSlots()
         return root
 
     def set_beams(self, beams: list[Beam]) -> None:

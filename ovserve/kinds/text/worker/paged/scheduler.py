@@ -19,14 +19,6 @@ for the end of the step in which it comes.
 A deterministic scheduler prefills in chunks of one size. Only chunks that a step computed alone are published
 in the prefix cache. So a lone prompt is computed in the same steps, or their results are reused, whatever ran
 before.
-
-The prefill tokens of a step are bounded, so that the gap between the tokens of decodes stays short. While
-requests decode, a step should take TARGET_STEP_SECONDS. So it prefills as many tokens as earlier steps did in
-the time that a step of decodes alone leaves. Where more requests wait for their first token than decode, it
-may take longer in that proportion. With no decode it is as long as it may be.
-
-Where a step of decodes alone takes a third of that and more, prefill has two thirds of the time. So a burst
-is prefilled at nearly full speed. Time is passed in, so the same steps always give the same numbers.
 """
 
 from __future__ import annotations
@@ -36,59 +28,9 @@ from collections.abc import Callable, Collection, Iterator
 from ovserve.kinds.text.worker.paged.beams import Beam, Candidate
 from ovserve.kinds.text.worker.paged.blocks import ROOT, BlockPool, TokenSequence
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
+from ovserve.kinds.text.worker.paged.prefill_budget import PrefillBudget
 from ovserve.kinds.text.worker.paged.running import Running, ScheduledSequence, ScheduledStep
-
-TARGET_STEP_SECONDS = 0.15  # about the pace of a reader; longer gaps are seen as stutter
-PREFILL_TIME_RATIO = 2.0  # of the time of a plain step, at least for prompts
-MIN_PREFILL_TOKENS = 32  # tokens, a block of the KV cache: a prompt always goes on
-# A token with so many before it takes twice as long as the first one. It is 2,100 for SmolLM2 and more for
-# larger models; it matters only where the depth changes at once, because what is measured follows a prompt.
-COST_DOUBLING_DEPTH = 4096
-# A plain step of so many answers takes twice as long as one of a single answer, or a little less. What is
-# measured follows; in a burst more and more requests answer, and no step is plain.
-COST_DOUBLING_ANSWERS = 12
-EWMA_WEIGHT = 0.5  # of what is known, kept at each step
-# Times what is known, the most that a plain step counts. One that the machine held up would otherwise leave
-# the steps of a whole prompt unbounded, because no plain step follows until that is read.
-MAX_OUTLIER_RATIO = 2.0
-
-
-class PrefillBudget:
-    def __init__(self) -> None:
-        self._plain = 0.0  # seconds of a step without prefill, per weight of its decodes
-        self._seconds = self._prefilled = 0.0  # of prefill, for so many tokens; the last steps count most
-
-    def record_step(self, num_decoding: int, tokens: int, depth: int, seconds: float) -> None:
-        """Record a step that prefilled `tokens`, with `depth` computed ones of the longest prompt."""
-        if not tokens:
-            plain = seconds / (1 + num_decoding / COST_DOUBLING_ANSWERS)
-            self._plain = min(plain, MAX_OUTLIER_RATIO * self._plain) if self._plain else plain
-            return
-        plain = min(self._decode_step(num_decoding), seconds / 2)
-        self._seconds = EWMA_WEIGHT * self._seconds + seconds - plain
-        self._prefilled = EWMA_WEIGHT * self._prefilled + tokens * _weight(depth)
-
-    def tokens(self, num_decoding: int, waiting: int, depth: int, most: int) -> int:
-        """Return how many tokens to prefill in the next step, up to `most`.
-
-        `waiting`: requests without a first token. `depth`: computed tokens of the longest prompt."""
-        if not num_decoding:
-            return most
-        if not self._prefilled:
-            return min(MIN_PREFILL_TOKENS, most)
-        target = TARGET_STEP_SECONDS * max(1.0, waiting / num_decoding)
-        plain = self._decode_step(num_decoding)
-        room = max(target - plain, PREFILL_TIME_RATIO * plain)
-        token = self._seconds / self._prefilled * _weight(depth)
-        return min(max(int(room / token), MIN_PREFILL_TOKENS), most)
-
-    def _decode_step(self, num_decoding: int) -> float:
-        return self._plain * (1 + num_decoding / COST_DOUBLING_ANSWERS) if num_decoding else 0.0
-
-
-def _weight(depth: int) -> float:
-    return 1 + depth / COST_DOUBLING_DEPTH
-
+from ovserve.kinds.text.worker.paged.states import StatePool
 
 SHORT_PROMPT_SHARE = 0.5  # of a step's prefill budget, for short prompts behind a long one
 MAX_SHORT_PROMPT_RATIO = 0.5  # of the remaining tokens of the long one, at most
@@ -108,9 +50,12 @@ class Scheduler:
         *,
         splits: bool = True,
         deterministic: bool = False,
+        states: StatePool | None = None,
     ) -> None:
-        """`tokens`, `sequences`: most of one step. `splits`: a prompt may be computed in several steps."""
+        """`tokens`, `sequences`: most of one step. `splits`: a prompt may be computed in several steps.
+        `states`: of a model with linear attention."""
         self.pool = pool
+        self.states = states
         self.budget = budget
         self.num_arriving = 0  # requests that will be added, without lines of batches
         self.live = 0  # requests that are not lines of batches
@@ -167,6 +112,8 @@ class Scheduler:
     # ---- a step
 
     def schedule(self, draft: Draft) -> ScheduledStep:
+        if self.states is not None:
+            self.states.reserve(self._started.values())
         step_tokens = self._step_tokens
         scheduled = self._schedule_decodes(draft, step_tokens)
         decodes = [item for of_request in scheduled.values() for item in of_request]
@@ -191,6 +138,9 @@ class Scheduler:
             counts = self._whole_prompts(prompts)
         last_tokens = sum([running.num_new_tokens == 1 for running in counts])
         tokens = sum(counts.values())
+        if self.states is not None:
+            for running, count in counts.items():
+                self.states.plan(running, count)
         return ScheduledStep(
             [*step.items, *(_prompt_part(running, count) for running, count in counts.items())],
             step.num_requests + len(counts),
@@ -251,6 +201,8 @@ class Scheduler:
             before = digests[-1] if digests else ROOT
             block, ids = sequence.block_table[len(digests)], sequence.ids[end - BLOCK_TOKENS : end]
             digests.append(self.pool.publish(block, before, ids))
+        if self.states is not None:
+            self.version += self.states.record_computed(sequence)
 
     def fork(self, running: Running, candidates: list[Candidate]) -> None:
         """Replace the beams of a request by these, which share their parents' blocks."""
@@ -264,6 +216,12 @@ class Scheduler:
             )
             candidate.group.beams.append(beam)
             beams.append(beam)
+        if self.states is not None:
+            for parent in running.beams:
+                children = [
+                    beam.state for beam, c in zip(beams, candidates, strict=True) if c.parent is parent
+                ]
+                self.states.fork(parent.state, children)
         for beam in running.beams:
             if beam not in last:
                 self.pool.release(beam.block_table)
@@ -305,7 +263,9 @@ class Scheduler:
             if more := min(token_budget, most):
                 counts[running] = scheduled_tokens + more
                 token_budget -= more
-        return counts
+        if self.states is None or self._chunk_tokens:
+            return counts
+        return {running: _cut(running, count) for running, count in counts.items()}
 
     def _whole_prompts(self, prompts: list[Running]) -> dict[Running, int]:
         """Return prompts of a step's tokens, next to the answers: otherwise a long one would never fit."""
@@ -331,7 +291,9 @@ class Scheduler:
 
     def _start_prompts(self, prompts: list[Running]) -> Iterator[Running]:
         """Start the prefills that have blocks; yield those that have started."""
-        if not self._eligible(self._started) and self._missing_blocks(prompts[0]) > self.pool.available:
+        lacks_states = self.states is not None and not self.states.can_start(prompts[0])
+        lacks_room = lacks_states or self._missing_blocks(prompts[0]) > self.pool.available
+        if not self._eligible(self._started) and lacks_room:
             self._release_waiting(prompts[0])
         waits = False
         for running in prompts:
@@ -355,6 +317,9 @@ class Scheduler:
             if not self._preempt_batch(running):
                 return False
         while not self._allocate_blocks(running, missing):
+            if not self._preempt_batch(running):
+                return False
+        while self.states is not None and not self.states.start(running):
             if not self._preempt_batch(running):
                 return False
         self._started[running.id] = running
@@ -389,17 +354,20 @@ class Scheduler:
         for block, digest in self.pool.find_prefix(running.ids):
             running.block_table.append(block)
             running.digests.append(digest)
-        if chunk := self._chunk_tokens:
-            self._keep_whole_chunks(running, chunk)
+        self._cut_prefix(running)
         running.num_computed_tokens = running.num_draft_computed_tokens = (
             len(running.block_table) * BLOCK_TOKENS
         )
         self.version += 1
 
-    def _keep_whole_chunks(self, running: Running, chunk: int) -> None:
-        """Release the blocks behind the last whole chunk."""
-        running.publishes = True
-        num_blocks = len(running.block_table) * BLOCK_TOKENS // chunk * chunk // BLOCK_TOKENS
+    def _cut_prefix(self, running: Running) -> None:
+        """Release the blocks behind the last whole chunk, and behind the last state."""
+        step = self._chunk_tokens // BLOCK_TOKENS or 1
+        num_blocks = len(running.block_table) // step * step
+        if self._chunk_tokens:
+            running.publishes = True
+        if self.states is not None:
+            num_blocks = self.states.find(running.state, running.digests, step)
         self.pool.release(running.block_table[num_blocks:])
         del running.block_table[num_blocks:], running.digests[num_blocks:]
 
@@ -440,6 +408,8 @@ class Scheduler:
         return True
 
     def _allocate_beam(self, beam: Beam) -> bool:
+        if self.states is not None:
+            self.states.allocate(beam.state)  # reserved when the search began
         if beam.num_computed_tokens // BLOCK_TOKENS == len(beam.block_table):
             return self._allocate_blocks(beam, 1)
         last = beam.block_table[-1]
@@ -467,6 +437,9 @@ class Scheduler:
         return last is not running
 
     def _release(self, running: Running) -> None:
+        if self.states is not None:
+            for sequence in (running, *running.beams):
+                self.states.release(sequence.state)
         for table in running.drop_blocks():
             self.pool.release(table)
         self.version += 1
@@ -480,6 +453,15 @@ class Scheduler:
             sequence.block_table.append(block)
             self.version += 1
         return True
+
+
+def _cut(running: Running, count: int) -> int:
+    """Return how many of these tokens a step computes, such that the state behind them can be kept."""
+    start, branch = running.num_computed_tokens, running.state.shared_tokens
+    if start < branch < start + count:
+        return branch - start
+    beyond = (start + count) % BLOCK_TOKENS
+    return count - beyond if beyond < count < running.num_new_tokens else count
 
 
 def depth_of(prompts: list[Running]) -> int:
