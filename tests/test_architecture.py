@@ -110,7 +110,6 @@ ONLY_IMPORTER = {
     "opentelemetry": "ovserve/telemetry/tracing.py",
     "PIL": ("ovserve/sandbox/images/documents.py", "ovserve/kinds/images/worker/pipelines.py"),
     "pypdf": "ovserve/sandbox/images/documents.py",
-    "matplotlib": "ovserve/tools/bench.py",
     "uvloop": "ovserve/cli/serve.py",
     "argparse": "ovserve/cli/",
     "huggingface_hub": "ovserve/pull/hub.py",

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ovserve.cli.parser import EXIT_FAILED, Commands, table
-from ovserve.errors import InvalidArgument, extra
+from ovserve.errors import InvalidArgument
 
 PROMPT = "Tell a story about a lighthouse."
 DEFAULT_CONCURRENCY = 4
@@ -43,7 +43,6 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--json", type=Path, help="file for all numbers, including each request's; - for stdout"
     )
-    parser.add_argument("--plot", type=Path, help="PNG file for a plot of the times")
     parser.set_defaults(run=_run)
 
 
@@ -83,8 +82,6 @@ def _run(arguments: argparse.Namespace) -> int:
             print("\n" + table(["milliseconds", *bench.PARTS], rows))  # noqa: T201
         if arguments.json:
             replace_file(arguments.json, f"{json.dumps(document, indent=1)}\n".encode())
-    if arguments.plot and not bench.draw(answers, f"{arguments.url} {arguments.model}", arguments.plot):
-        raise InvalidArgument(f"--plot: matplotlib is not installed; {extra('plot')}")
     return EXIT_FAILED if document["failed"] else 0
 
 
@@ -100,9 +97,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"--rate: expected more than 0 requests per second, got {arguments.rate:g}")
         if arguments.concurrency is not None:
             raise InvalidArgument("--rate and --concurrency: give only one of them")
-    for name in ("json", "plot"):
-        path = getattr(arguments, name)
-        if path is not None and not path.parent.is_dir():
-            raise InvalidArgument(f"--{name}: the directory {path.parent} does not exist")
-        if path is not None and path.is_dir():
-            raise InvalidArgument(f"--{name}: {path} is a directory; name a file in it")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        raise InvalidArgument(f"--json: the directory {arguments.json.parent} does not exist")
+    if arguments.json is not None and arguments.json.is_dir():
+        raise InvalidArgument(f"--json: {arguments.json} is a directory; name a file in it")

@@ -58,12 +58,12 @@ def test_nobody_there(here: Server) -> None:
     assert "ConnectionRefusedError" in done.stdout
 
 
-def test_a_file_of_prompts_as_requests_come_with_json_and_plot(here: Server, tmp_path: Path) -> None:
+def test_a_file_of_prompts_as_requests_come_with_json(here: Server, tmp_path: Path) -> None:
     """At 50 a second twenty come long before the slow ones have ended: the loop is open."""
     (tmp_path / "asked.txt").write_text('slow one\n{"prompt": "another"}\n')
     done = bench(
         here.v3, "--model", "m", "--requests", "20", "--rate", "50", "--prompts", str(tmp_path / "asked.txt"),
-        "--max_tokens", "1-3", "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"),
+        "--max_tokens", "1-3", "--json", str(tmp_path / "out.json"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "out.json").read_text())
@@ -76,7 +76,6 @@ def test_a_file_of_prompts_as_requests_come_with_json_and_plot(here: Server, tmp
     assert {one["tokens"] for one in told["requests"][1::2]} <= {1, 2, 3}
     assert told["tokens"] == sum(one["tokens"] for one in told["requests"])
     assert told["first_token"]["p50"] <= told["first_token"]["max"] <= told["whole_answer"]["max"]
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_json_alone_can_be_the_output(here: Server) -> None:
@@ -101,7 +100,7 @@ def test_json_alone_can_be_the_output(here: Server) -> None:
             "--prompt and --prompt_words: give only one of them",
         ),
         (["http://x", "--prompts", "nowhere"], "--prompts: nowhere cannot be read"),
-        (["http://x", "--plot", "nowhere/x.png"], "--plot: the directory nowhere does not exist"),
+        (["http://x", "--json", "nowhere/x.json"], "--json: the directory nowhere does not exist"),
         (["http://x", "--json", "/"], "--json: / is a directory; name a file in it"),
     ],
 )
