@@ -33,13 +33,14 @@ import gguf
 import numpy as np
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
+from openvino import opset13 as ops
 
 from benchmarks import peers, processes
 from benchmarks.assisted import MODEL, ROOT
 from benchmarks.contenders import Contender, Recipe, peer
 from benchmarks.peer_setup import ISA, VLLM
 from ovserve.engine.model.gguf import read_gguf
-from ovserve.engine.model.gguf_forms import BY_ROW, Form
+from ovserve.engine.model.gguf_forms import Form
 from ovserve.engine.model.gguf_model import read_model
 from ovserve.kinds.text.worker.gguf.convert import write_network
 from ovserve.kinds.text.worker.gguf.network import MERGE, Network
@@ -48,6 +49,7 @@ from ovserve.pull.convert import convert
 
 PLACE = ROOT / ".real"
 FIRST_ID, LAST_ID = 1000, 40_000  # ordinary words of the default model's vocabulary
+BY_ROW = Form("i8")  # with a scale per row
 INT4 = Form("u4", 128, rounded=True)  # what optimum-cli writes with --weight-format int4
 NORM, BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1e-5, 1 << 30, 4
 SERVED = {
@@ -209,6 +211,13 @@ class RandomNetwork(Network):
         if self._model.tied:
             return embedding
         return self._matrix([Part(self._tensor("output.weight"))], table=True)
+
+    def _unpacked(self, matrix: Matrix, experts: int = 0) -> Any:
+        if matrix.form is BY_ROW:
+            return ops.multiply(
+                ops.convert(self._constant(matrix.values), "f32"), self._constant(matrix.scales)
+            )
+        return super()._unpacked(matrix, experts)
 
     def _random(self, name: str, form: Form, rows: int, columns: int) -> Matrix:
         sizes, made = form.bytes_for(rows, columns), {}

@@ -86,14 +86,6 @@ def add_to(commands: Commands) -> None:
         "the same text; false for a model that gets LoRA adapters (default: true)",
     )
     parser.add_argument(
-        "--output_layer",
-        choices=("source", "int8"),
-        default="",
-        help="int8: write the layer that makes the logits in int8; the text may change (default: "
-        "source, or with --weight-format auto the "
-        "faster one)",
-    )
-    parser.add_argument(
         "--draft_source_model",
         "--draft_model_path",
         default="",
@@ -159,7 +151,6 @@ def _run(arguments: argparse.Namespace) -> int:
         convert=arguments.convert,
         weight_format=arguments.weight_format,
         merge=arguments.merge_qkv == "true",
-        output_layer=arguments.output_layer,
         draft=arguments.draft_source_model,
         task=arguments.task,
         explicit=arguments.explicit,

@@ -21,7 +21,7 @@ from ovserve.engine.host.kernels import have_kernels
 from ovserve.engine.host.memory import Memory, memory
 from ovserve.engine.model.files import LANGUAGE_MODELS, PACKED, PACKED_WEIGHTS, read_model_files
 from ovserve.engine.model.gguf import GGUFError
-from ovserve.engine.model.gguf_forms import converted_size, is_finer_than_int8
+from ovserve.engine.model.gguf_forms import converted_size
 from ovserve.engine.model.gguf_model import GGUFModel, read_model
 from ovserve.errors import LoadError, ResourceExhausted
 from ovserve.pull.packaged import NO_SAMPLING
@@ -41,17 +41,15 @@ CLASSES = {
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 MEMORY_TO_COMPRESS = 2.0  # memory for compressing, over the network's size; 1.7 for 0.5 B parameters in f16
-REWRITE_DISK_RATIO = 1.5  # disk for rewriting a network, over its size
 FP16 = "fp16"  # OVMS's name; the other weight format is "": as quantised in the file
 AUTO = "auto"  # the faster of the two on this processor
 ROUND, EXACT = "round", "exact"  # steps of kinds/text/worker/gguf/convert.py alone
 # Steps of kinds/text/worker/gguf/convert.py and genai/convert.py
-MERGE, INT8, INT4, INT8_OUTPUT = "merge", "int8", "int4", "int8_output"
+MERGE, INT8, INT4 = "merge", "int8", "int4"
 DONE = {
     MERGE: "query, key and value of each layer are merged",
     INT8: "weights are compressed to 8 bits, with a scale and a zero point per row",
     INT4: "weights are compressed to 4 bits in groups of at most 128; embedding and output layer to 8",
-    INT8_OUTPUT: "the output layer is in int8 per row",
 }
 WORKSPACE = ".converting-"
 SIDE_FILES = ("*.json", "*/config.json", "LICENSE*")
@@ -77,15 +75,15 @@ def convert(
     steps: Sequence[str] = (),
     rounds: bool = False,
     exact: bool = False,
-) -> list[str]:
+) -> None:
     """Convert. `weight_format`: "" or FP16. `sampling`: defaults for generation_config.json.
-    `steps`: keys of DONE; those that changed something are returned. `rounds`: zero points too.
+    `steps`: keys of DONE. `rounds`: zero points too.
     `exact`: for our kernels, see `gguf_forms`.
 
     Raises LoadError for what cannot be converted, ResourceExhausted.
     """
     model = checked(file)
-    size, made_size = model.gguf.size, _size_here(model, weight_format, steps, exact=exact)
+    size, made_size = model.gguf.size, _size_here(model, weight_format, exact=exact)
     require(directory, made_size, f"converting {file.name}")
     check_memory(CONVERTER_BYTES, f"converting {file.name}", memory())
     if weight_format:
@@ -114,10 +112,6 @@ def convert(
         f"{directory / MAIN}: {size_written / 1e6:.0f} MB out of {size / 1e6:.0f} MB, in "
         f"{time.monotonic() - began:.0f} s"
     )
-    output_layer = model.gguf.tensors["token_embd.weight" if model.tied else "output.weight"]
-    changed = [step for step in steps if step != INT8_OUTPUT or is_finer_than_int8(output_layer)]
-    _say_what_stays(directory / MAIN, steps, changed, say)
-    return changed
 
 
 def loaded_size(model: GGUFModel, weight_format: str, *, exact: bool) -> int:
@@ -136,13 +130,11 @@ def check_memory(size: float, what: str, memory: Memory) -> None:
         )
 
 
-def _size_here(model: GGUFModel, weight_format: str, steps: Sequence[str], *, exact: bool) -> float:
+def _size_here(model: GGUFModel, weight_format: str, *, exact: bool) -> float:
     tensors = model.gguf.tensors.values()
     size = converted_size(tensors, exact=exact) + TOKENIZER_BYTES
     if weight_format:
         size += converted_size(tensors, unpacked=True)
-    if INT8_OUTPUT in steps and model.tied:
-        size += model.parameters.width * model.parameters.vocabulary
     return size
 
 
@@ -165,9 +157,7 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
             continue
         try:
             size = network.with_suffix(".bin").stat().st_size
-            require(
-                directory, size * (REWRITE_DISK_RATIO if INT8_OUTPUT in steps else 1), "rewriting the weights"
-            )
+            require(directory, size, "rewriting the weights")
             if compresses:
                 check_memory(size * MEMORY_TO_COMPRESS, f"compressing {network}", memory())
             changed = run_converter(REWRITE, [str(network), *steps], network, network)
@@ -180,19 +170,11 @@ def rewrite_in_place(directory: Path, steps: Sequence[str], say: Callable[[str],
             return []
         for step in changed:
             say(f"{network}: {DONE[step]}")
-        _say_what_stays(network, steps, changed, say)
+        for bits, step in ((8, INT8), (4, INT4)):
+            if step in steps and step not in changed:
+                say(f"{network}: no weight is a float, so none is compressed to {bits} bits")
         return changed
     return []
-
-
-def _say_what_stays(
-    network: Path, steps: Sequence[str], changed: Sequence[str], say: Callable[[str], None]
-) -> None:
-    for bits, step in ((8, INT8), (4, INT4)):
-        if step in steps and step not in changed:
-            say(f"{network}: no weight is a float, so none is compressed to {bits} bits")
-    if INT8_OUTPUT in steps and INT8_OUTPUT not in changed:
-        say(f"{network}: the output layer stays as it is, which is not finer than int8 per row")
 
 
 def run_converter(module: str, arguments: Sequence[str], output: Path, file: Path) -> list[str]:

@@ -15,7 +15,6 @@ from ovserve.pull.convert import (
     DONE,
     INT4,
     INT8,
-    INT8_OUTPUT,
     MAIN,
     MERGE,
     checked,
@@ -47,7 +46,6 @@ class How:
     only_ir: bool = False
     merge: bool = True  # query, key and value
     rounds: bool = False  # zero points of 4-bit weights, see `gguf_forms`
-    output_layer: str = ""  # record.INT8, or as it is in the source
     compressed: str = ""  # one of record.COMPRESSED, or as it is in the source
     exact: bool = False  # for our kernels, see `gguf_forms`
 
@@ -57,13 +55,12 @@ class How:
         them are."""
         return record.FORM_VERSION if self.merge or self.weight_format else 0
 
-    def missing(self, form: int, output_layer: str, compressed: str) -> list[str]:
+    def missing(self, form: int, compressed: str) -> list[str]:
         """Return the steps that a network still needs."""
         is_wanted = {
             MERGE: form < self.form and not self.weight_format,
             INT8: self.compressed == INT8 != compressed,
             INT4: self.compressed == INT4 != compressed,
-            INT8_OUTPUT: output_layer != self.output_layer,
         }
         return [step for step in DONE if is_wanted[step]]
 
@@ -87,45 +84,38 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         raise InvalidArgument(
             f"--weight-format {how.compressed} would change your own directory {name}; copy it"
         )
-    if how.output_layer and not converted and not how.only_ir:
-        _check_output_layer(source, name)
     converts_automatically = how.auto and not how.convert
     file: Path | None = None
     if converts_automatically:
         file = source.fetch(directory, again=how.again, say=say)
         how = _bounded(how, checked(file), name, say)
     same = (old.identity, old.weight_format) == (identity, how.weight_format)
-    same = same and old.form <= how.form and old.output_layer in ("", how.output_layer)
-    same = same and old.compressed in ("", how.compressed)
+    same = same and old.form <= how.form and old.compressed in ("", how.compressed)
     if how.weight_format and old.form < record.FORM_VERSION:
         same = False  # written before packed weights were kept
     current = (record.CONVERSION_VERSION, how.exact)
     same = same and (not old.converted or (old.conversion, old.exact) == current)
     there = same and any((directory / main).is_file() for main in LANGUAGE_MODELS) and not how.again
     fresh = converted and not (old.converted and there)
-    form, output_layer = (old.form, old.output_layer) if there else (0, "")
-    compressed = old.compressed if there else ""
+    form, compressed = (old.form, old.compressed) if there else (0, "")
     if converted:
         if fresh:
-            changed = _convert(source, directory, how, say, file)
-            form, output_layer = how.form, how.output_layer if INT8_OUTPUT in changed else ""
+            _convert(source, directory, how, say, file)
+            form = how.form
         else:
             say(f"{directory / MAIN} is there, converted from the same file")
         model = directory
     else:
         # The hash of a network that was rewritten is no longer the source's.
-        model = _fetch(
-            source, directory, how, say, old, NETWORKS if form or output_layer or compressed else ()
-        )
+        model = _fetch(source, directory, how, say, old, NETWORKS if form or compressed else ())
     ours = model.is_dir() and (converted or not source.in_place)
-    missing = how.missing(form, output_layer, compressed)
+    missing = how.missing(form, compressed)
     if fresh:  # the conversion did the others
         missing = [step for step in missing if step in record.COMPRESSED]
     if ours and missing:
         changed = rewrite_in_place(model, missing, say)
         compressed = how.compressed if how.compressed in changed else compressed
         form = how.form if MERGE in changed else form
-        output_layer = how.output_layer if INT8_OUTPUT in changed else output_layer
     directory.mkdir(parents=True, exist_ok=True)
     new = Record(
         name,
@@ -134,7 +124,6 @@ def obtain(source: Source, name: str, directory: Path, how: How, say: Say) -> Pa
         how.weight_format,
         how.auto,
         form,
-        output_layer,
         old.graph,
         old.explicit,
         compressed,
@@ -172,26 +161,11 @@ def _fetch(
     return model
 
 
-def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> list[str]:
-    """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before.
-
-    Return the steps that changed something.
-    """
+def _convert(source: Source, directory: Path, how: How, say: Say, file: Path | None) -> None:
+    """Convert `file`, if it is already there. One fetched for this is removed, unless it was there before."""
     scratch = directory / SCRATCH
     if file is None:
         file = source.fetch(directory if any(directory.glob("*.gguf")) else scratch, again=how.again, say=say)
-    steps = [step for step in how.missing(0, "", how.compressed) if step not in record.COMPRESSED]
-    changed = convert(file, directory, say, how.weight_format, source.sampling, steps, how.rounds, how.exact)
+    steps = [step for step in how.missing(0, how.compressed) if step not in record.COMPRESSED]
+    convert(file, directory, say, how.weight_format, source.sampling, steps, how.rounds, how.exact)
     shutil.rmtree(scratch, ignore_errors=True)
-    return changed
-
-
-def _check_output_layer(source: Source, name: str) -> None:
-    """Raise InvalidArgument for a model that is served as it is."""
-    if source.is_gguf:
-        raise InvalidArgument(f"--output_layer int8 needs a converted model; add --convert to pull {name}")
-    if source.in_place:
-        raise InvalidArgument(
-            f"--output_layer int8 would change your own directory {name}; `optimum-cli export openvino "
-            "--weight-format int4` writes this layer in int8 per row"
-        )

@@ -52,7 +52,6 @@ class PackagedModel:
     licence: str
     needs: str = ""  # disk, with the converted form; memory of the server and its engine
     options: Mapping[str, bool] = field(default_factory=dict)  # of its graph, where they differ from OVMS's
-    int8_output: bool = False  # faster where `Processor.int8_output_is_faster`, and no worse in perplexity
     rounded_zeros: bool = False  # faster and repeatable, see `gguf_forms`; a tool for trying the server
     sampling: Mapping[str, float] = field(
         default_factory=dict
@@ -74,7 +73,6 @@ MODELS = {
         "Apache-2.0",
         "220 MB of disk and 0.4 GB of memory, 450 MB and 1.2 GB with AMX",
         options={"generic_tool_prompt": True},  # its chat template has no place for tools
-        int8_output=True,
         rounded_zeros=True,
         sampling={"temperature": 0.2, "top_p": 0.9},  # huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),

@@ -18,7 +18,7 @@ FILE = "pull.json"
 FORM_VERSION = 1
 # 0: by the library, without rope factors; 3: zero points in f16; 4: fewer ends. All are converted again.
 CONVERSION_VERSION = 5
-SOURCE, INT8 = "source", "int8"  # output layers
+SOURCE = "source"  # weights as they are
 COMPRESSED = ("int8", "int4")  # weights, by nncf
 
 
@@ -29,7 +29,6 @@ class Record(msgspec.Struct, frozen=True):
     weight_format: str = ""  # format after conversion; empty: as quantised
     auto: bool = False  # the format was chosen by the processor
     form: int = 0  # of the network: 0 as it was read or exported, FORM as this version makes it
-    output_layer: str = ""  # INT8 if it was rewritten in int8 per row
     graph: str = ""  # sha256 of graph.pbtxt as written
     explicit: bool = False  # the graph has five nodes in place of one
     compressed: str = ""  # one of COMPRESSED, if the weights were finer

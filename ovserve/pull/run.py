@@ -126,7 +126,6 @@ class Wanted:
     draft: str = ""  # source of the draft model
     task: str = ""  # of `encoder_graph`, or text_generation; empty: that of the source
     merge: bool = True  # query, key and value of each layer
-    output_layer: str = ""  # record.SOURCE or INT8; empty: SOURCE, or with AUTO the processor decides
     explicit: bool = False  # five nodes in place of one
     loras: str = ""  # adapters of an image model, see `loras`
 
@@ -201,14 +200,7 @@ def _pull(request: Wanted, say: Say, models: Mapping[str, PackagedModel], machin
     if draft is not None:
         place = request.repository / draft.name
         # A draft is loaded in OpenVINO's form only.
-        output_layer = request.output_layer.removeprefix(record.SOURCE)
-        drafting = How(
-            again=request.again,
-            only_ir=True,
-            merge=how.merge,
-            output_layer=output_layer,
-            exact=how.exact,
-        )
+        drafting = How(again=request.again, only_ir=True, merge=how.merge, exact=how.exact)
         draft_path = _relative(obtain(draft, request.draft, place, drafting, say), directory)
     if keep:
         say(f"{directory / GRAPH_FILE} has changes and is kept; --force overwrites it")
@@ -256,18 +248,11 @@ def _how(
         compressed=compressed,
         only_ir=options.get("engine") == "paged",
         merge=request.merge and on_cpu,
-        output_layer=request.output_layer.removeprefix(record.SOURCE),
     )
     if request.weight_format == AUTO:
         rounds = packaged is not None and packaged.rounded_zeros
-        int8 = packaged is not None and packaged.int8_output and on_cpu and machine.int8_output_is_faster
-        how = replace(
-            how,
-            weight_format=FP16 if machine.unpacked_is_faster else "",
-            auto=True,
-            rounds=rounds,
-            output_layer=record.INT8 if int8 and not request.output_layer else how.output_layer,
-        )
+        weight_format = FP16 if machine.unpacked_is_faster else ""
+        how = replace(how, weight_format=weight_format, auto=True, rounds=rounds)
     on_kernels = on_cpu and options.get("engine") == "paged" and have_kernels(machine)
     return replace(how, exact=on_kernels and not how.rounds and not how.weight_format)
 
@@ -341,7 +326,6 @@ def _pull_encoder(request: Wanted, task: str, say: Say) -> Path:
         ("convert", request.convert),
         ("draft_source_model", request.draft),
         ("weight-format", request.weight_format),
-        ("output_layer", request.output_layer),
     ):
         if value:
             raise InvalidArgument(f"--{flag} is for text generation, and {request.source} is for {task}")
@@ -403,11 +387,7 @@ def _pull_plain(request: Wanted, say: Say, models: PackagedModels) -> Path:
     """Fetch plain models, which need no graph of their own. Raises InvalidArgument for options of a graph."""
     names = [
         *request.options,
-        *(
-            name
-            for name in ("convert", "draft", "gguf", "output_layer", "revision")
-            if getattr(request, name)
-        ),
+        *(name for name in ("convert", "draft", "gguf", "revision") if getattr(request, name)),
     ]
     if names:
         raise InvalidArgument(f"--{names[0]} is for language models, and {request.source!r} is not one")

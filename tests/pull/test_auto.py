@@ -63,30 +63,6 @@ def test_one_directory_is_served_on_both_processors(index: Index, packed: Path, 
     assert sizes[0] == sizes[2] != sizes[1]
 
 
-def test_the_output_layer(index: Index, packed: Path, tmp_path: Path) -> None:
-    """One disk on all processors, with and without the flag that wins over the processor."""
-    whole = packed.read_bytes()
-    models = {"small": index.model(whole, int8_output=True), "other": index.model(whole)}
-    for name, processor, told, made in (
-        ("small", BF16, "", record.INT8),
-        ("small", BF16, record.SOURCE, ""),
-        ("small", BF16, "", record.INT8),
-        ("small", PLAIN, "", ""),
-        ("small", TILES, "", ""),
-        ("small", PLAIN, record.INT8, record.INT8),
-        ("other", BF16, "", ""),
-    ):
-        wanted = Wanted(name, tmp_path / "r", weight_format="auto", output_layer=told, verify=True)
-        said: list[str] = []
-        directory = pull(wanted, said.append, models, processor)
-        assert GOES_ON in said[-2]
-        assert record.read(directory).output_layer == made
-        written = (directory / "openvino_model.xml").read_text()
-        assert ('element_type="i8"' in written) == bool(made)
-    gpu = Wanted("small", tmp_path / "gpu", weight_format="auto", options={"target_device": "GPU"})
-    assert record.read(pull(gpu, print, models, BF16)).output_layer == ""
-
-
 def test_our_kernels_get_the_numbers_of_the_file(index: Index, tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q5_0).read_bytes()
     models = {"small": index.model(file), "rounded": index.model(file, rounded_zeros=True)}

@@ -54,12 +54,6 @@ class Processor(msgspec.Struct, frozen=True):
         return "avx512_bf16" in self.flags and not self.unpacked_is_faster
 
     @property
-    def int8_output_is_faster(self) -> bool:
-        """Return whether an output layer in int8 by row is faster than one in groups. Measured where
-        `wide_cache_is_faster` was."""
-        return self.wide_cache_is_faster
-
-    @property
     def bf16_is_slower(self) -> bool:
         """Return whether an encoder is slower in bf16 than in f32: on Intel processors that have AVX-512 in
         bf16 but no AMX, or whose AMX a virtual machine hides (docs/performance.md).

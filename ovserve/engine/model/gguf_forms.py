@@ -114,11 +114,6 @@ WITH_ZEROS = Form("u4", 32)  # of a table of rows, in place of offsets
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 ROUNDED = Form("u4", 32, rounded=True)
 WITH_OFFSETS = ("Q4_1", "Q4_K")
-BY_ROW = Form("i8")  # with a scale per row
-
-
-def is_finer_than_int8(tensor: Tensor) -> bool:
-    return form_of(tensor).values != "u4"
 
 
 def table_form(tensor: Tensor, *, exact: bool = False) -> Form:

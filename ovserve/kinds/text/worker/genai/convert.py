@@ -1,11 +1,10 @@
-"""Rewrite a network in IR: merge projections, compress weights, or write the output layer in int8.
+"""Rewrite a network in IR: merge projections, or compress weights.
 
-    python -m ovserve.kinds.text.worker.genai.convert NETWORK.xml [merge] [int8|int4] [int8_output]
+    python -m ovserve.kinds.text.worker.genai.convert NETWORK.xml [merge] [int8|int4]
 
 A process of its own, started by `ovserve/pull/convert.py`, because the server imports no openvino. It
-replaces the network. `int8` and `int4` are
-the runtime's own compression of float weights, nncf. The last line is `changed:` and those that changed the
-network.
+replaces the network. `int8` and `int4` are the runtime's own compression of float weights, nncf. The last
+line is `changed:` and those that changed the network.
 
 `merge` makes one matrix product of the projections to query, key and value of each attention layer. They read
 the same input, so their weights can be stacked, and a split gives each its rows of the product. The
@@ -14,11 +13,6 @@ value is computed from the same numbers, so the text stays what it was. Gains: d
 
 Gate and up of the feed-forward part stay apart, because their product is then split before the activation
 function, which the runtime can no longer fuse. That made prompts 3 to 10 % slower.
-
-`int8_output` rewrites the output layer, which makes the logits, in int8 with a scale per row. Sources often
-keep this layer finer than the others: in 16 bits, or in 8 bits with a scale per group of weights. A step of
-one stream reads all of it, a fifth of its time for a small model. An embedding that shares its weights with
-this layer keeps them, so the file grows by a byte per weight. Gains: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,96 +29,7 @@ import openvino
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-FLOATS = ("f16", "bf16", "f32")
-BYTES = ("u8", "i8")
-CHUNK_ROWS = 4096  # rows that are unpacked at once, so that a large vocabulary takes little memory
-MAX_INT8 = 127
-_OPS: dict[str, Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]] = {
-    "Add": np.add,
-    "Multiply": np.multiply,
-    "Subtract": np.subtract,
-}
-
-
-class OutputLayer:
-    """The output layer of one model. It holds the new weights, which the model only points to, so save before
-    it goes."""
-
-    def __init__(self, model: openvino.Model) -> None:
-        self._model = model
-        self._held: list[NDArray[Any]] = []
-
-    def quantise(self) -> bool:
-        """Return whether the layer was finer, and is now in int8 per row."""
-        product = _last_product(self._model)
-        if product is None or not _is_finer(product.input_value(1)):
-            return False
-        weight = product.input_value(1)
-        rows, columns = weight.get_shape()
-        values, scales = np.empty((rows, columns), np.int8), np.empty((rows, 1), np.float32)
-        for at in range(0, rows, CHUNK_ROWS):
-            part = slice(at, at + CHUNK_ROWS)
-            values[part], scales[part] = quantised(_unpacked(weight, part, rows))
-        self._held += [values, scales]
-        packed = ops.constant(values, shared_memory=True)
-        name = product.get_friendly_name()
-        packed.set_friendly_name(f"{name}/weight")
-        whole = ops.multiply(ops.convert(packed, "f32"), ops.constant(scales, shared_memory=True))
-        product.input(1).replace_source_output(whole.output(0))
-        self._model.validate_nodes_and_infer_types()
-        return True
-
-
-def quantised(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return values [rows, columns] and scales [rows, 1], whose product is nearest to the weights."""
-    scales = np.abs(weights).max(axis=1, keepdims=True) / MAX_INT8
-    scales[scales == 0] = 1
-    return np.rint(weights / scales).astype(np.int8), scales.astype(np.float32)
-
-
-def _last_product(model: openvino.Model) -> Any | None:
-    """Return the matrix product that makes the only result; None if it is not one by a constant [out, in]."""
-    if len(model.outputs) != 1:
-        return None
-    node = model.output(0).get_node().input_value(0).get_node()
-    while node.get_type_name() == "Convert":
-        node = node.input_value(0).get_node()
-    return node if _multiplies_rows(node) else None
-
-
-def _is_finer(weight: Any) -> bool:
-    """Return whether it is made of numbers of 16 bits or more, or of 8 bits with several scales per row."""
-    node, grouped = weight.get_node(), False
-    while node.get_type_name() != "Constant":
-        if node.get_type_name() not in ("Convert", "Reshape", *_OPS):
-            return False
-        grouped |= len(node.get_output_shape(0)) == 3
-        node = node.input_value(0).get_node()
-    kind = node.get_element_type().get_type_name()
-    return kind in FLOATS or (kind in BYTES and grouped)
-
-
-def _unpacked(value: Any, part: slice, rows: int) -> NDArray[np.float32]:
-    """Return rows of a constant expression."""
-    node = value.get_node()
-    kind = node.get_type_name()
-    if kind == "Constant":
-        data = _numbers(node)
-        return (data[part] if data.ndim and data.shape[0] == rows else data).astype(np.float32)
-    inputs = [_unpacked(source, part, rows) for source in node.input_values()[: 2 if kind in _OPS else 1]]
-    if kind == "Reshape":
-        return inputs[0].reshape(len(inputs[0]), -1)
-    return _OPS[kind](*inputs) if kind in _OPS else inputs[0]
-
-
-def _numbers(constant: Any) -> NDArray[Any]:
-    data = np.asarray(constant.data)
-    if constant.get_element_type() == openvino.Type.bf16:
-        bits = data.view(np.uint16).astype(np.uint32) << 16
-        return bits.view(np.float32).reshape(constant.get_output_shape(0))
-    return data
-
-
+_OPS = ("Add", "Multiply", "Subtract")
 ATTENTION = "ScaledDotProductAttention"
 NAMES = ("q_proj", "k_proj", "v_proj")  # by the input of the attention that they reach
 
@@ -300,13 +205,11 @@ def main() -> None:
 def _rewrite(network: Path, steps: list[str]) -> list[str]:
     """Return the steps that changed something."""
     model = openvino.Core().read_model(network)
-    merger, output_layer = Merger(model), OutputLayer(model)  # they hold the weights until these are saved
+    merger = Merger(model)  # holds the weights until they are saved
     changed = []
     if "merge" in steps and merger.merge():
         changed.append("merge")
     changed += [bits for bits in ("int8", "int4") if bits in steps and compress(model, bits)]
-    if "int8_output" in steps and output_layer.quantise():
-        changed.append("int8_output")
     if changed:
         _replace(network, model)
     return changed

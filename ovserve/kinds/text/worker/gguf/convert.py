@@ -1,6 +1,6 @@
 """GGUF to OpenVINO IR: openvino_model, openvino_tokenizer and openvino_detokenizer.
 
-    python -m ovserve.kinds.text.worker.gguf.convert FILE.gguf DIRECTORY [merge] [fp16] [int8_output] [round]
+    python -m ovserve.kinds.text.worker.gguf.convert FILE.gguf DIRECTORY [merge] [fp16] [round]
 
 A process of its own, started by `ovserve/pull/convert.py`, because the server imports no openvino. Weights
 are read from the mapped file and written chunk by chunk, so that it takes a few hundred megabytes for a model

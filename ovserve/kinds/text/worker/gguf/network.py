@@ -21,14 +21,12 @@ from openvino.utils.node_factory import NodeFactory
 
 from ovserve.engine.model.gguf import Tensor
 from ovserve.engine.model.gguf_forms import (
-    BY_ROW,
     PLAIN,
     ROUNDED,
     UNPACKED,
     WITH_OFFSETS,
     Form,
     form_of,
-    is_finer_than_int8,
     table_form,
 )
 from ovserve.engine.model.gguf_model import SIGMOID, SOFTMAX, SOFTMAX_OF_USED, GGUFModel, Mixture, Rope
@@ -36,7 +34,7 @@ from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, Weigh
 
 NODES = NodeFactory("opset13")
 ATTENTION = "ScaledDotProductAttention"  # the package's function for it takes no sinks
-MERGE, UNPACK, INT8_OUTPUT, ROUND, EXACT = "merge", "fp16", "int8_output", "round", "exact"
+MERGE, UNPACK, ROUND, EXACT = "merge", "fp16", "round", "exact"
 # Of the experts of gpt-oss: gate and up part are limited, and the gate's sigmoid is of more than the gate.
 ACTIVATION_LIMIT, SIGMOID_SCALE = 7.0, 1.702
 LEAST_SUM = 2.0**-14  # of the shares of a token's experts, which are divided by it
@@ -49,8 +47,7 @@ class Network:
 
     def __init__(self, model: GGUFModel, weights: WeightsFile, steps: Collection[str] = ()) -> None:
         """`steps`: MERGE makes query, key and value of a layer one matrix product. UNPACK writes weights in
-        f16, and INT8_OUTPUT the output layer in int8 with a scale per row, if it is finer. ROUND rounds zero
-        points to u4. EXACT writes forms for our kernels."""
+        f16. ROUND rounds zero points to u4. EXACT writes forms for our kernels."""
         self._model, self._weights, self._steps = model, weights, steps
         self._p, self._a = model.parameters, model.architecture
         self.constants: dict[str, Constant] = {}
@@ -112,15 +109,11 @@ class Network:
     def _matrix(self, parts: Sequence[Part], *, table: bool = False) -> Matrix:  # `table`: rows are looked up
         form = self._form(parts[0].tensor.name)
         if table and (form.offsets or form.block or form.high or form.values in ("u6", "f4e2m1")):
-            shared = self._model.tied and INT8_OUTPUT not in self._steps
-            form = table_form(parts[0].tensor, exact=shared)
+            form = table_form(parts[0].tensor, exact=self._model.tied)
         return self._weights.add(parts, form)
 
     def _output(self, embedding: Matrix) -> Matrix:
-        tensor = self._tensor("token_embd.weight" if self._model.tied else "output.weight")
-        if INT8_OUTPUT in self._steps and is_finer_than_int8(tensor):
-            return self._weights.add([Part(tensor)], BY_ROW)
-        return embedding if self._model.tied else self._matrix([Part(tensor)])
+        return embedding if self._model.tied else self._matrix([Part(self._tensor("output.weight"))])
 
     def _product(self, hidden: Any, matrix: Matrix, experts: int = 0) -> Any:
         """Multiply by a matrix, or with `experts`, [experts, tokens, columns] by as many that are stacked.
@@ -149,8 +142,6 @@ class Network:
         if matrix.scales is None:
             plain = values if matrix.form.values == "f32" else ops.convert(values, "f32")
             return ops.reshape(plain, _ints(*dimensions), False) if experts else plain
-        if matrix.form == BY_ROW:
-            return ops.multiply(ops.convert(values, "f32"), self._constant(matrix.scales))
         shifted = ops.convert(values, "f16")
         if matrix.high is not None:
             sixteen = ops.convert(ops.constant(np.full((1, 1, 1), 16, np.uint8)), "f16")

@@ -159,8 +159,6 @@ def _convert(rows: Bytes, tensor: Tensor, form: Form) -> dict[str, NDArray[Any]]
             zeros, scales = (exact[name].astype(np.float32) for name in ("zeros", "scales"))
             weights += np.repeat((scales * (zeros - _rounded(zeros)))[..., 0], 32, axis=1)
         return {"values": weights.astype(np.float16)}
-    if form.values == "i8":
-        return _by_row(_dequantised(rows, tensor))
     if form.values == "u4":
         return _to_four_bits(rows, tensor, form)
     if tensor.type == "Q8_0":
