@@ -21,7 +21,7 @@ from openvino import opset13 as ops
 from ovserve.engine.host.cpu import MAX_ISA, processor
 from ovserve.engine.host.memory import Memory
 from ovserve.kinds.text.worker.kernels import library as kernel_library
-from ovserve.kinds.text.worker.kernels.library import KernelError, Library, Source, open_library
+from ovserve.kinds.text.worker.kernels.library import KernelError, Library, Weights, open_library
 from ovserve.kinds.text.worker.kernels.matmul import FLOATS, FLOATS_ZERO, replace_products, widen
 
 pytestmark = pytest.mark.skipif(
@@ -78,13 +78,16 @@ def pack(
     row_scales = random.uniform(0.001, 0.01, rows).astype(np.float32) if scales is None else None
     unit = 2.0 ** random.integers(-20, 3) if kind == "offsets" else 1.0
     arena = library.arena(columns * (rows + 16) * 4 + 4096)
-    source = Source(
-        rows, columns, bits, group, chunk, span if two else group, span if two else columns, 0, zero, False,
-        kind == "floats", unit, in_bytes(values, bits), np.packbits(values >> 4, axis=1) if bits == 5 else None, scales,
-        powers.view(np.int8) if kind == "floats" else factors, zeros, offsets, offset_scales, row_scales,
+    kinds = {4: "f4e2m1" if kind == "floats" else "u4", 5: "u4", 6: "u6", 8: "u8"}
+    element = getattr(openvino.Type, kinds[bits])
+    raw = in_bytes(values, bits)  # the constant has no copy
+    constant = openvino.op.Constant(openvino.Tensor(raw, openvino.Shape([rows, columns]), element))
+    source = Weights(
+        constant, rows, columns, bits, group, zero, np.packbits(values >> 4, axis=1) if bits == 5 else None, zeros,
+        scales, powers.view(np.int8) if kind == "floats" else factors, row_scales, offsets, offset_scales, unit,
     )  # fmt: skip
-    with patch.dict(os.environ, {MAX_ISA: isa}):
-        matrix = library.pack(arena, source)
+    with patch.dict(os.environ, {MAX_ISA: isa}), patch.object(Weights, "chunk", chunk):
+        matrix = library.pack(arena, source, is_file=False)
     library.release(arena)  # the matrix keeps it
 
     def wide(numbers: NDArray[Any] | None, none: float) -> NDArray[np.float64]:

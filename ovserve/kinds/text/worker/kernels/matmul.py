@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,17 +14,11 @@ from openvino import opset13 as ops
 from openvino.utils.node_factory import NodeFactory
 
 from ovserve.engine.host.mappings import file_mappings, is_in_a_file, unmap_pages
-from ovserve.kinds.text.worker.kernels.library import Library, Source
+from ovserve.kinds.text.worker.kernels.library import FLIP, Library, Weights, element_type
 
 NODES = NodeFactory("opset13")
-ROWS_PER_BLOCK = 16  # of a block
-CHUNKS = (64, 32)  # columns whose activations share a scale
-LINE_BYTES = 64
-ARRAYS_PER_MATRIX = 7  # of a matrix in the arena
 BITS = {"u4": 4, "i4": 4, "f4e2m1": 4, "u6": 6, "u8": 8, "i8": 8}
-FLIP = {"i4": 0x88888888, "i8": 0x80808080}  # makes signed values unsigned, by adding half their range
 UNPACKING = ("Convert", "Reshape", "Multiply", "Subtract", "Add")  # operations
-K_QUANT_GROUP = 16  # of six bits; of others 32
 FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of 4 bits, by their codes
 FLOATS_ZERO = 12  # of the kernels' table of these
 FLOATS_BIAS = 128  # of the exponents of their groups
@@ -32,73 +26,8 @@ MIN_OFFSET_UNIT = 2.0**-100
 MAX_SCALE_ERROR = 2.0**-11  # of a scale in f16, as a share: half of its last bit
 
 
-class Weights(NamedTuple):
-    """A matrix in a model, as `library.Source` describes it."""
-
-    values: Any  # openvino.op.Constant
-    rows: int
-    columns: int
-    bits: int
-    group: int
-    zero: int = 0
-    high: NDArray[np.uint8] | None = None  # the fifth bits of values, which have the other four
-    zeros: NDArray[np.float16] | None = None
-    scales: NDArray[np.float16] | None = None
-    factors: NDArray[np.int8] | None = None
-    row_scales: NDArray[np.float32] | None = None
-    offsets: NDArray[np.int8] | None = None
-    offset_scales: NDArray[np.float16] | None = None
-    offset_unit: float = 1.0
-
-    @property
-    def chunk(self) -> int:
-        """Columns whose activations share a scale, or 0 if the kernels cannot have them.
-
-        As many as share one of weights, between 32 and 64. By 32, SmolLM2's outputs are 0.0051 (KL
-        divergence) from those with exact activations, and by 64 0.0091; with OpenVINO's kernels they are
-        0.0079.
-        """
-        if self.bits in (5, 6) and self.zeros is not None:
-            return 0
-        if self.bits == 6:  # of llama.cpp's K-quants alone
-            is_k_quant = self.group == K_QUANT_GROUP and self.factors is not None
-            return min(CHUNKS) if is_k_quant and self.columns % min(CHUNKS) == 0 else 0
-        return next((chunk for chunk in CHUNKS if self.group % chunk == 0), 0)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the arena, at most."""
-        rows = -(-self.rows // ROWS_PER_BLOCK) * ROWS_PER_BLOCK
-        numbers = (self.zeros, self.scales, self.factors, self.offsets, self.offset_scales, self.row_scales)
-        bytes_of_row = sum(part.nbytes // self.rows for part in numbers if part is not None)
-        return rows * (self.columns * self.bits // 8 + bytes_of_row) + ARRAYS_PER_MATRIX * LINE_BYTES
-
-    def source(self, *, is_file: bool) -> Source:
-        def span(numbers: NDArray[Any] | None) -> int:
-            return self.columns if numbers is None else self.columns * self.rows // numbers.size
-
-        return Source(
-            self.rows,
-            self.columns,
-            self.bits,
-            self.group,
-            self.chunk,
-            span(self.scales),
-            span(self.offset_scales),
-            FLIP.get(_type(self.values), 0),
-            self.zero,
-            is_file,
-            _type(self.values) == "f4e2m1",
-            self.offset_unit,
-            self.values.data,
-            self.high,
-            self.scales,
-            self.factors,
-            self.zeros,
-            self.offsets,
-            self.offset_scales,
-            self.row_scales,
-        )
+class MissingKernel(Exception):
+    """A part of a mixture of experts that the kernels do not compute, with the reason."""
 
 
 class Product(NamedTuple):
@@ -129,15 +58,17 @@ def replace_products(model: openvino.Model, library: Library) -> int:
             if name not in handles:
                 start, size_in_file = values.data.ctypes.data, values.get_byte_size()
                 is_file = is_in_a_file(mappings, start, size_in_file)
-                handles[name] = library.pack(arena, product.weights.source(is_file=is_file))
+                handles[name] = library.pack(arena, product.weights, is_file=is_file)
                 for constant in _constants_of(product.output.get_node()):
                     unmap_pages(mappings, constant.data.ctypes.data, constant.get_byte_size())
             if not product.is_stacked:
                 _replace(product.output, library.product(product.activations, handles[name]))
         for node in model.get_ordered_ops():
             if (routing := _routing(node)) is not None:
-                with suppress(LookupError):
+                try:
                     _replace(node.output(0), _mixed(*routing, products, library, handles))
+                except MissingKernel as error:
+                    print(f"OpenVINO computes all experts for each token: {error}", file=sys.stderr)  # noqa: T201  this process's log
         _replace_lookups(model, library, handles)
     finally:
         for handle in (arena, *handles.values()):
@@ -160,8 +91,7 @@ def _mixed(
 ) -> Any:
     """Return the sum of what the experts of each token make of it, in their shares.
 
-    `outputs` and `spread` are of `_routing`, `products` by the names of their nodes. Raises LookupError if
-    OpenVINO has to compute one.
+    `outputs` and `spread` are of `_routing`, `products` by the names of their nodes. Raises MissingKernel.
     """
     experts = outputs.get_output_partial_shape(0)[0].get_length()
     ids, shares = (spread.input_value(at) for at in (1, 2))
@@ -175,10 +105,11 @@ def _mixed(
         if kind == "Constant":
             is_bias = len(node.shape) == 3 and node.shape[0] == experts
             new = ops.gather(ops.squeeze(node, np.array([1])), ids, np.int64(0)) if is_bias else node
-        elif name in products or kind in ("MatMul", "Parameter"):
-            part = products[name]
+        elif (part := products.get(name)) is not None:
             tokens = _copied(part.activations.get_node()) or of_chosen(part.activations.get_node()).output(0)
             new = library.experts(tokens, ids, handles[part.weights.values.get_name()], experts)
+        elif kind in ("MatMul", "Parameter"):
+            raise MissingKernel(f"{node.get_friendly_name()} is a {kind} of no form that they have")
         else:
             inputs = [of_chosen(node.input_value(at).get_node()) for at in range(node.get_input_size())]
             new = NODES.create(kind, [each.output(0) for each in inputs], node.get_attributes())
@@ -200,15 +131,15 @@ def widen(model: openvino.Model) -> None:
     floats, 8, and of a factor and a number, a scale. It would unpack all to f32."""
     for node in model.get_ordered_ops():
         wide: NDArray[Any] | None = None
-        if node.get_type_name() == "Constant" and _type(node) == "u6":
+        if node.get_type_name() == "Constant" and element_type(node) == "u6":
             triples = node.data.reshape(-1, 3)
             high = (triples[:, 2:] >> np.array([6, 4, 2, 0], np.uint8) & 3) << 4
             low = np.repeat(triples[:, :2], 2, 1) >> np.array([4, 0, 4, 0], np.uint8) & 15
             wide = (low | high).reshape(tuple(node.shape))
-        elif node.get_type_name() == "Constant" and _type(node) == "f4e2m1":
+        elif node.get_type_name() == "Constant" and element_type(node) == "f4e2m1":
             pairs = np.stack([node.data & 15, node.data >> 4], -1)
             wide = np.array(FLOATS, np.int8)[pairs].reshape(tuple(node.shape))
-        elif node.get_type_name() == "Convert" and _type(node.input_value(0).get_node()) == "f8e8m0":
+        elif node.get_type_name() == "Convert" and element_type(node.input_value(0).get_node()) == "f8e8m0":
             wide = np.exp2(node.input_value(0).get_node().data - np.float32(FLOATS_BIAS)).astype(np.float16)
         elif node.get_type_name() == "Add" and (parts := _five_bits(node)) is not None:
             low, high = parts[0].data, np.unpackbits(parts[1])
@@ -330,7 +261,7 @@ def _values(node: Any) -> Any:
     """Return the constant that a node unpacks, or None."""
     while node.get_type_name() in UNPACKING:
         node = node.input_value(0).get_node()
-    return node if node.get_type_name() == "Constant" and _type(node) in BITS else None
+    return node if node.get_type_name() == "Constant" and element_type(node) in BITS else None
 
 
 def _weights(node: Any) -> Weights | None:
@@ -344,7 +275,7 @@ def _weights(node: Any) -> Weights | None:
     if node.get_type_name() != "Multiply":
         return None
     of_groups, node = node.input_value(1).get_node(), node.input_value(0).get_node()
-    if _type(_skip(node, "Convert")) == "f4e2m1":
+    if element_type(_skip(node, "Convert")) == "f4e2m1":
         return _of_floats(_skip(node, "Convert"), rows, columns, _skip(of_groups, "Convert"))
     zeros: NDArray[Any] | None = np.zeros(1, np.uint8)
     if node.get_type_name() == "Subtract":
@@ -354,12 +285,12 @@ def _weights(node: Any) -> Weights | None:
         (values, high), bits = parts, 5
     else:
         values = _skip(node, "Convert")
-    if values.get_type_name() != "Constant" or _type(values) not in BITS or zeros is None:
+    if values.get_type_name() != "Constant" or element_type(values) not in BITS or zeros is None:
         return None
     if prod(values.shape) != rows * columns:
         return None
     if (scales := _constant(of_groups)) is None:
-        of_spans = Weights(values, rows, columns, bits or BITS[_type(values)], 0, high=high)
+        of_spans = Weights(values, rows, columns, bits or BITS[element_type(values)], 0, high=high)
         return _of_two_numbers(of_spans, of_groups, zeros)
     if scales.size % rows or columns % (scales.size // rows):
         return None
@@ -370,7 +301,7 @@ def _weights(node: Any) -> Weights | None:
 def _of_floats(values: Any, rows: int, columns: int, powers: Any) -> Weights | None:
     """Return weights of floats in 4 bits, and exponents of groups."""
     if (
-        _type(powers) != "f8e8m0"
+        element_type(powers) != "f8e8m0"
         or powers.get_type_name() != "Constant"
         or values.shape != [rows, columns // 32, 32]
     ):
@@ -386,11 +317,20 @@ def _five_bits(node: Any) -> tuple[Any, NDArray[np.uint8]] | None:
         return None
     low, product = (node.input_value(at).get_node() for at in (0, 1))
     values = _skip(low, "Convert")
-    if values.get_type_name() != "Constant" or _type(values) != "u4" or product.get_type_name() != "Multiply":
+    if (
+        values.get_type_name() != "Constant"
+        or element_type(values) != "u4"
+        or product.get_type_name() != "Multiply"
+    ):
         return None
     bits = _skip(product.input_value(0).get_node(), "Convert")
     factor = _constant(product.input_value(1).get_node())
-    if bits.get_type_name() != "Constant" or _type(bits) != "u1" or factor is None or (factor != 16).any():
+    if (
+        bits.get_type_name() != "Constant"
+        or element_type(bits) != "u1"
+        or factor is None
+        or (factor != 16).any()
+    ):
         return None
     return values, bits.data
 
@@ -398,7 +338,7 @@ def _five_bits(node: Any) -> tuple[Any, NDArray[np.uint8]] | None:
 def _of_two_numbers(weights: Weights, of_groups: Any, zeros: NDArray[Any]) -> Weights | None:
     """Return weights of which a scale is a factor of its group times a number of a span of groups."""
     numbers = _two_numbers(of_groups, weights.rows)
-    if numbers is None or zeros.size != 1 or _type(weights.values) in FLIP:
+    if numbers is None or zeros.size != 1 or element_type(weights.values) in FLIP:
         return None
     factors, scales = numbers
     group = weights.columns * weights.rows // factors.size
@@ -424,7 +364,7 @@ def _in_our_form(
     if zeros.size not in (1, scales.size):
         return None
     # f32 holds the numbers of all types. Signed values become unsigned, and zero points with them.
-    bits, is_signed = BITS[_type(values)], _type(values) in FLIP
+    bits, is_signed = BITS[element_type(values)], element_type(values) in FLIP
     points = zeros.reshape(-1).astype(np.float32) + (1 << (bits - 1) if is_signed else 0)
     zero, each = float(points[0]), None
     if points.size > 1 or not zero.is_integer():
@@ -480,11 +420,7 @@ def _constant(node: Any) -> NDArray[Any] | None:
     if node.get_type_name() != "Constant":
         return None
     data: NDArray[Any] = node.data
-    if _type(node) == "u4":
+    if element_type(node) == "u4":
         both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
         return both[: prod(node.shape)].reshape(tuple(node.shape))
-    return None if _type(node) in ("i4", "u1", "f4e2m1", "f8e8m0") else data
-
-
-def _type(node: Any) -> str:
-    return str(node.get_output_element_type(0).get_type_name())
+    return None if element_type(node) in ("i4", "u1", "f4e2m1", "f8e8m0") else data

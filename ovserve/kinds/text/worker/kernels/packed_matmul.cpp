@@ -190,59 +190,13 @@ std::unordered_map<int64_t, std::shared_ptr<Arena>> arenas;
 std::unordered_map<int64_t, std::shared_ptr<Matrix>> matrices;
 int64_t last_handle = 0;
 
-class PackedMatMul : public ov::op::Op {
+// An operation with a matrix that `ovserve_pack` has made. Its output has the shape of one of its inputs, SHAPE_AT, with
+// `Derived::size` numbers for the last dimension or, with APPENDS, as one more.
+template <typename Derived>
+class MatrixOperation : public ov::op::Op {
 public:
-    OPENVINO_OP("PackedMatMul", "ovserve");
-
-    PackedMatMul() = default;
-    PackedMatMul(const ov::Output<ov::Node>& input, std::shared_ptr<Matrix> matrix, int64_t handle)
-        : Op({input}), m_matrix(std::move(matrix)), m_handle(handle) {
-        constructor_validate_and_infer_types();
-    }
-
-    bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        visitor.on_attribute("handle", m_handle);
-        return true;
-    }
-
-    void validate_and_infer_types() override {
-        if (!m_matrix && m_handle) {
-            const std::lock_guard<std::mutex> guard(lock);
-            m_matrix = matrices.at(m_handle);
-        }
-        auto shape = get_input_partial_shape(0);
-        if (m_matrix && shape.rank().is_static()) shape[shape.rank().get_length() - 1] = m_matrix->rows;
-        set_output_type(0, ov::element::f32, shape);
-    }
-
-    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<PackedMatMul>(inputs.at(0), m_matrix, m_handle);
-    }
-
-    bool has_evaluate() const override { return true; }
-
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        auto shape = inputs[0].get_shape();
-        const size_t tokens = inputs[0].get_size() / m_matrix->columns;
-        shape.back() = m_matrix->rows;
-        outputs[0].set_shape(shape);
-        if (tokens) multiply(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), tokens);
-        return true;
-    }
-
-private:
-    std::shared_ptr<Matrix> m_matrix;
-    int64_t m_handle = 0;
-};
-
-// Products of activations, [tokens, columns] or [tokens, used, columns], with the experts of each token by their numbers,
-// [tokens, used]: [tokens, used, rows of an expert].
-class PackedExperts : public ov::op::Op {
-public:
-    OPENVINO_OP("PackedExperts", "ovserve");
-
-    PackedExperts() = default;
-    PackedExperts(const ov::OutputVector& inputs, std::shared_ptr<Matrix> matrix, int64_t handle, int64_t experts)
+    MatrixOperation() = default;
+    MatrixOperation(const ov::OutputVector& inputs, std::shared_ptr<Matrix> matrix, int64_t handle, int64_t experts)
         : Op(inputs), m_matrix(std::move(matrix)), m_handle(handle), m_experts(experts) {
         constructor_validate_and_infer_types();
     }
@@ -258,34 +212,72 @@ public:
             const std::lock_guard<std::mutex> guard(lock);
             m_matrix = matrices.at(m_handle);
         }
-        auto shape = get_input_partial_shape(1);
-        if (m_matrix && shape.rank().is_static()) shape.push_back(m_matrix->rows / m_experts);
+        auto shape = get_input_partial_shape(Derived::SHAPE_AT);
+        if (m_matrix && shape.rank().is_static()) shape = output_shape(shape);
         set_output_type(0, ov::element::f32, shape);
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<PackedExperts>(inputs, m_matrix, m_handle, m_experts);
+        return std::make_shared<Derived>(inputs, m_matrix, m_handle, m_experts);
     }
 
     bool has_evaluate() const override { return true; }
 
+protected:
+    template <typename Shape>
+    Shape output_shape(Shape shape) const {
+        const auto size = Derived::size(*m_matrix, m_experts);
+        if (Derived::APPENDS)
+            shape.push_back(size);
+        else
+            shape[shape.size() - 1] = size;
+        return shape;
+    }
+
+    std::shared_ptr<Matrix> m_matrix;
+    int64_t m_handle = 0, m_experts = 1;
+};
+
+class PackedMatMul : public MatrixOperation<PackedMatMul> {
+public:
+    OPENVINO_OP("PackedMatMul", "ovserve");
+    using MatrixOperation::MatrixOperation;
+
+    static constexpr size_t SHAPE_AT = 0;
+    static constexpr bool APPENDS = false;
+    static size_t size(const Matrix& m, int64_t) { return m.rows; }
+
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const size_t slots = inputs[1].get_size(), rows = m_matrix->rows / m_experts;
-        auto shape = inputs[1].get_shape();
-        shape.push_back(rows);
-        outputs[0].set_shape(shape);
+        outputs[0].set_shape(output_shape(inputs[0].get_shape()));
+        const size_t tokens = inputs[0].get_size() / m_matrix->columns;
+        if (tokens) multiply(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), tokens);
+        return true;
+    }
+};
+
+// Products of activations, [tokens, columns] or [tokens, used, columns], with the experts of each token by their numbers,
+// [tokens, used]: [tokens, used, rows of an expert].
+class PackedExperts : public MatrixOperation<PackedExperts> {
+public:
+    OPENVINO_OP("PackedExperts", "ovserve");
+    using MatrixOperation::MatrixOperation;
+
+    static constexpr size_t SHAPE_AT = 1;
+    static constexpr bool APPENDS = true;
+    static size_t size(const Matrix& m, int64_t experts) { return m.rows / experts; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const size_t slots = inputs[1].get_size();
+        outputs[0].set_shape(output_shape(inputs[1].get_shape()));
         if (!slots) return true;
         const Routing routing = inputs[1].get_element_type() == ov::element::i64
                                     ? Routing(inputs[1].data<int64_t>(), slots, m_experts)
                                     : Routing(inputs[1].data<int32_t>(), slots, m_experts);
         const size_t shared = slots / (inputs[0].get_size() / m_matrix->columns);
-        multiply_experts(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), routing, rows, shared);
+        multiply_experts(*m_matrix, inputs[0].data<float>(), outputs[0].data<float>(), routing,
+                         size(*m_matrix, m_experts), shared);
         return true;
     }
-
-private:
-    std::shared_ptr<Matrix> m_matrix;
-    int64_t m_handle = 0, m_experts = 1;
 };
 
 __attribute__((target("f16c"))) INLINE float from_f16(uint16_t number) {
@@ -332,42 +324,18 @@ AVX2 void unpack_row(const Matrix& m, size_t row, float* to) {
 }
 
 // Rows of a matrix in f32 by their numbers, for tables of embeddings that are the output layer too.
-class PackedLookup : public ov::op::Op {
+class PackedLookup : public MatrixOperation<PackedLookup> {
 public:
     OPENVINO_OP("PackedLookup", "ovserve");
+    using MatrixOperation::MatrixOperation;
 
-    PackedLookup() = default;
-    PackedLookup(const ov::Output<ov::Node>& rows, std::shared_ptr<Matrix> matrix, int64_t handle)
-        : Op({rows}), m_matrix(std::move(matrix)), m_handle(handle) {
-        constructor_validate_and_infer_types();
-    }
-
-    bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        visitor.on_attribute("handle", m_handle);
-        return true;
-    }
-
-    void validate_and_infer_types() override {
-        if (!m_matrix && m_handle) {
-            const std::lock_guard<std::mutex> guard(lock);
-            m_matrix = matrices.at(m_handle);
-        }
-        auto shape = get_input_partial_shape(0);
-        if (m_matrix && shape.rank().is_static()) shape.push_back(m_matrix->columns);
-        set_output_type(0, ov::element::f32, shape);
-    }
-
-    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<PackedLookup>(inputs.at(0), m_matrix, m_handle);
-    }
-
-    bool has_evaluate() const override { return true; }
+    static constexpr size_t SHAPE_AT = 0;
+    static constexpr bool APPENDS = true;
+    static size_t size(const Matrix& m, int64_t) { return m.columns; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const Matrix& m = *m_matrix;
-        auto shape = inputs[0].get_shape();
-        shape.push_back(m.columns);
-        outputs[0].set_shape(shape);
+        outputs[0].set_shape(output_shape(inputs[0].get_shape()));
         const bool is_wide = inputs[0].get_element_type() == ov::element::i64;
         float* to = outputs[0].data<float>();
         isolated_for(inputs[0].get_size(), 8, [&](const tbb::blocked_range<size_t>& range) {
@@ -378,10 +346,6 @@ public:
         });
         return true;
     }
-
-private:
-    std::shared_ptr<Matrix> m_matrix;
-    int64_t m_handle = 0;
 };
 
 // Two quads of 4 bits, as bytes of which each holds a number of both.
