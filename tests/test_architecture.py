@@ -86,7 +86,7 @@ ONLY_IMPORTER = {
     "regex": "ovserve/llm/grammar/patterns.py",
     "wetext": "ovserve/kinds/voice/worker/normalize.py",
     "openvino_tokenizers": (
-        "ovserve/kinds/text/worker/gguf/tokenizer.py",
+        "ovserve/kinds/text/worker/gguf/convert.py",
         "ovserve/kinds/speech/worker/convert.py",
     ),
     "tokenizers": "ovserve/kinds/encoders/worker/model.py",

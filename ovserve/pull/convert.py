@@ -37,7 +37,8 @@ CLASSES = {
     "qwen3moe": "Qwen3MoeForCausalLM", "granitemoe": "GraniteMoeForCausalLM", "gpt-oss": "GptOssForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM", "glm4moe": "Glm4MoeForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM", "bailingmoe": "BailingMoeForCausalLM",
-    "dots1": "Dots1ForCausalLM",
+    "dots1": "Dots1ForCausalLM", "olmoe": "OlmoeForCausalLM", "deepseek2": "DeepseekV2ForCausalLM",
+    "phimoe": "PhimoeForCausalLM", "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
 }  # fmt: skip
 CONVERTER_BYTES = 256 << 20  # of memory; 0.19 GB for 3 B parameters
 MEMORY_TO_COMPRESS = 2.0  # memory for compressing, over the network's size; 1.7 for 0.5 B parameters in f16

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tests.engine.random_gguf import write
+from tests.engine.random_gguf import HEAD, LATENT, ROPE, write
 
 VECTORS = Path(__file__).parents[1] / "vectors/gguf"
 LOGITS, TOKENS = VECTORS / "logits.npz", VECTORS / "tokens.json"
@@ -33,6 +33,11 @@ def norms(tensors: dict[str, np.ndarray]) -> None:
     tensors |= {f"blk.0.attn_{name}_norm.weight": FACTORS.repeat(2) for name in "qk"}
 
 
+SPLIT = {
+    "attention.key_length": LATENT + ROPE, "attention.value_length": LATENT, "attention.head_count_kv": 1,
+    "attention.key_length_mla": HEAD + ROPE, "attention.value_length_mla": HEAD,
+}  # fmt: skip
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
 ORIGINAL = "rope.scaling.original_context_length"
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "llama"},
@@ -78,6 +83,22 @@ CASES: dict[str, dict[str, Any]] = {
     "bailingmoe": {"architecture": "bailingmoe"},
     "bailingmoe, not normed": {"architecture": "bailingmoe", "keys": {"expert_weights_norm": False}},
     "dots1": {"architecture": "dots1"},
+    "olmoe": {"architecture": "olmoe"},
+    "deepseek2": {"architecture": "deepseek2"},
+    "deepseek2, yarn": {"architecture": "deepseek2", "keys": YARN},
+    "deepseek2, Lite": {
+        "architecture": "deepseek2", "keys": YARN | {"rope.scaling.yarn_log_multiplier": 0.0707},
+    },
+    "deepseek2, split": {
+        "architecture": "deepseek2",
+        "keys": SPLIT | {"attention.q_lora_rank": 96, "expert_gating_func": 2, "expert_weights_norm": True},
+    },
+    "deepseek2, groups": {
+        "architecture": "deepseek2",
+        "keys": SPLIT | {"expert_gating_func": 2, "expert_group_count": 3, "expert_group_used_count": 2},
+    },
+    "phimoe": {"architecture": "phimoe"},
+    "hunyuan-moe": {"architecture": "hunyuan-moe"},
 }  # fmt: skip
 TEXTS = [
     "Hello world", "Hello  world   !", "I'm don't WE'LL they'Ve 'S", "12345 1234567 3.14159", "a1b22c333",

@@ -17,6 +17,7 @@ from tests.pull.tiny_gguf import printable
 WIDTH, HEAD, HEADS, KV_HEADS, INNER, LAYERS, VOCABULARY = 256, 64, 4, 2, 512, 2, 320
 LENGTH = 512
 EXPERTS, EXPERT_INNER, SHARED = 6, 256, 512
+LATENT, ROPE = 128, 32
 GPT_OSS = {"attention.sliding_window": 64, "expert_feed_forward_length": EXPERT_INNER}
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3moe": {},
@@ -40,6 +41,15 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5,
         "attention.head_count_kv": HEADS,
     },
+    "olmoe": {"attention.head_count_kv": HEADS},
+    "deepseek2": {
+        "attention.head_count_kv": HEADS, "attention.q_lora_rank": 0, "attention.kv_lora_rank": LATENT,
+        "attention.key_length": HEAD + ROPE, "attention.value_length": HEAD, "rope.dimension_count": ROPE,
+        "expert_feed_forward_length": EXPERT_INNER, "expert_shared_count": 2, "leading_dense_block_count": 1,
+        "expert_weights_scale": 1.5,
+    },
+    "phimoe": {},
+    "hunyuan-moe": {"expert_shared_feed_forward_length": SHARED},
 }  # fmt: skip
 DRAWN = 4096  # rows of a matrix
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -184,6 +194,23 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
+def latent(
+    values: Mapping[str, Any], matrix: Callable[..., np.ndarray], norm: Callable[[int], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the tensors of DeepSeek's attention that others have not; with sizes of heads apart from those of
+    the vector, in the form of newer files."""
+    made = {"attn_kv_a_norm.weight": norm(LATENT)}
+    if rank := values["attention.q_lora_rank"]:
+        made |= {"attn_q_a.weight": matrix(rank, WIDTH), "attn_q_a_norm.weight": norm(rank)}
+    queries = "attn_q_b.weight" if rank else "attn_q.weight"
+    made[queries] = 2 * matrix(HEADS * (HEAD + ROPE), rank or WIDTH)
+    both = matrix(HEADS, 2 * HEAD, LATENT)
+    if "attention.key_length_mla" not in values:
+        return made | {"attn_kv_b.weight": both.reshape(-1, LATENT)}
+    keys = np.ascontiguousarray(both[:, :HEAD].swapaxes(1, 2))
+    return made | {"attn_k_b.weight": keys, "attn_v_b.weight": np.ascontiguousarray(both[:, HEAD:])}
+
+
 def random_tensors(
     architecture: str,
     biases: bool = False,
@@ -212,6 +239,10 @@ def random_tensors(
         "output.weight": matrix(vocabulary, WIDTH),
         "output_norm.weight": norm(WIDTH),
     }
+    if architecture == "phimoe":
+        made |= {
+            f"{name}.bias": norm(size) for name, size in (("output_norm", WIDTH), ("output", vocabulary))
+        }
     for i in range(layers):
         at = f"blk.{i}"
         ffn_norm = "post_attention_norm" if architecture in ("gpt-oss", "glm4moe") else "ffn_norm"
@@ -219,15 +250,24 @@ def random_tensors(
         parts = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
         if architecture == "phi3":
             parts = {"attn_qkv": queries + 2 * keys}
+        if architecture == "deepseek2":
+            parts = {"attn_kv_a_mqa": LATENT + ROPE}
+            made |= {f"{at}.{name}": data for name, data in latent(values, matrix, norm).items()}
         for name, rows in parts.items():
             made[f"{at}.{name}.weight"] = 2 * matrix(rows, WIDTH)
-            if architecture in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe") or biases:
+            if architecture in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe", "phimoe") or biases:
                 made[f"{at}.{name}.bias"] = random.standard_normal(rows).astype(np.float32) * 0.3
         made[f"{at}.attn_output.weight"] = matrix(WIDTH, queries)
-        if architecture == "gpt-oss":
+        if architecture in ("gpt-oss", "phimoe"):
             made[f"{at}.attn_output.bias"] = random.standard_normal(WIDTH).astype(np.float32) * 0.3
+        if architecture == "phimoe":
+            for name in ("attn_norm", "ffn_norm"):
+                made[f"{at}.{name}.bias"] = random.standard_normal(WIDTH).astype(np.float32) * 0.3
+        if architecture == "olmoe":
+            made |= {f"{at}.attn_q_norm.weight": norm(queries), f"{at}.attn_k_norm.weight": norm(keys)}
+        if architecture == "gpt-oss":
             made[f"{at}.attn_sinks.weight"] = random.standard_normal(HEADS).astype(np.float32) * 2
-        if architecture in ("qwen3", "qwen3moe", "gemma3", "dots1"):
+        if architecture in ("qwen3", "qwen3moe", "gemma3", "dots1", "hunyuan-moe"):
             made |= {f"{at}.attn_q_norm.weight": norm(HEAD), f"{at}.attn_k_norm.weight": norm(HEAD)}
         if architecture == "gemma3":
             made |= {
@@ -242,7 +282,8 @@ def random_tensors(
                 f"{at}.ffn_up_exps.weight": matrix(EXPERTS, inner, WIDTH),
                 f"{at}.ffn_down_exps.weight": matrix(EXPERTS, WIDTH, inner),
             }
-            if architecture in ("glm4moe", "ernie4_5-moe", "dots1"):
+            is_biased = architecture == "deepseek2" and values.get("expert_gating_func") == 2
+            if architecture in ("glm4moe", "ernie4_5-moe", "dots1") or is_biased:
                 made[f"{at}.exp_probs_b.bias"] = random.standard_normal(EXPERTS).astype(np.float32) * 0.2
             if architecture == "gpt-oss":
                 # Some activations are clamped.

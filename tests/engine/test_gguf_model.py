@@ -65,7 +65,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"experts": True, "keys": {"expert_gating_func": 4}},
         r"expert_gating_func: expected one of \(1, 2, 3\), got 4",
     ),
-    ({"experts": True, "keys": {"expert_group_count": 8}}, r"expert_group_count: 8 is not supported, only 1"),
+    (
+        {"experts": True, "keys": {"expert_group_count": 4}},
+        r"expert_group_count: 4 do not share 6 experts, two or more each",
+    ),
+    (
+        {"experts": True, "keys": {"expert_group_count": 3, "expert_group_used_count": 1}},
+        r"expert_used_count: 3, and expert_group_used_count leaves 2",
+    ),
+    (
+        {"architecture": "deepseek2", "keys": {"rope.dimension_count": 96}},
+        r"rope.dimension_count: expected less than the size of a key, 96",
+    ),
+    (
+        {"architecture": "deepseek2", "keys": {"attention.kv_lora_rank": 100}},
+        r"attention.kv_lora_rank: 100 is not a multiple of 32",
+    ),
+    (
+        {"architecture": "deepseek2", "keys": {"attention.temperature_scale": 0.1}},
+        r"deepseek2.attention.temperature_scale is not supported",
+    ),
     (
         {"experts": True, "keys": {"expert_feed_forward_length": 500}},
         r"the width of an expert, 500, is not a multiple of 32",

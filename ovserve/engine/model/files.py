@@ -21,7 +21,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 
 from ovserve.engine.model.gguf import PART_NAME, GGUFError, first_part
-from ovserve.engine.model.gguf_model import GGUFModel, library_fault, read_model
+from ovserve.engine.model.gguf_model import GGUFModel, read_model
+from ovserve.engine.model.gguf_tokens import BYTE_LEVEL
 from ovserve.errors import LoadError, described
 from ovserve.llm.images import ImageTokens
 
@@ -34,6 +35,9 @@ LANGUAGE_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
 # With unpacked weights in openvino_model.xml: the same model as it was quantised, for steps of few tokens.
 PACKED = "openvino_model_packed.xml"
 PACKED_WEIGHTS = "openvino_model_packed.bin"
+# What OpenVINO GenAI's own reader of .gguf files reads, of matrices.
+LIBRARY_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+LIBRARY_KINDS = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 VISION_FILES = ("openvino_text_embeddings_model.xml", "openvino_vision_embeddings_model.bin")
 
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
@@ -248,6 +252,32 @@ def lfs_pointer(path: str) -> str:
     return ""
 
 
+def _library_fault(model: GGUFModel) -> str:
+    """Return why OpenVINO GenAI's own reader would fail or answer wrongly; "" if it would not.
+
+    By trial with openvino-genai 2026.4.1: it ends the process for what it does not know, and ignores factors
+    of rotary embeddings and tokens that begin a text.
+    """
+    matrices = (tensor for tensor in model.gguf.tensors.values() if len(tensor.dims) > 1)
+    strange = next((tensor for tensor in matrices if tensor.type not in LIBRARY_KINDS), None)
+    rope = model.parameters.rope
+    if model.parameters.mixture:
+        return "does not read experts"
+    if model.name not in LIBRARY_ARCHITECTURES:
+        return f"does not know general.architecture {model.name!r}"
+    if strange is not None:
+        return f"does not read the type {strange.type} of the tensor {strange.name}"
+    if model.tokens.model != BYTE_LEVEL:
+        return f"does not know tokenizer.ggml.model {model.tokens.model!r}"
+    if rope.factors or rope.factor != 1:
+        return f"ignores {rope.factors or 'rope.scaling.factor'}, so that long contexts are wrong"
+    if model.tokens.begin is not None:
+        return "ignores tokenizer.ggml.add_bos_token"
+    if model.tokens.rule.whole:
+        return f"splits texts otherwise than tokenizer.ggml.pre {model.gguf.metadata['tokenizer.ggml.pre']!r}"
+    return ""
+
+
 def _from_gguf(model: GGUFModel) -> ModelFiles:
     metadata = model.gguf.metadata
     return ModelFiles(
@@ -258,7 +288,7 @@ def _from_gguf(model: GGUFModel) -> ModelFiles:
         vocab_size=model.tokens.size,
         add_bos_token=model.tokens.begin is not None,
         end_token_ids=model.tokens.ends,
-        library_fault=library_fault(model),
+        library_fault=_library_fault(model),
     )
 
 

@@ -180,6 +180,16 @@ class Tensor(NamedTuple):
     def type(self) -> str:
         return KINDS[self.kind].name
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes, of which a vector may be written as a matrix of one row."""
+        return self.dims[:1] if len(self.dims) == 2 and self.dims[1] == 1 else self.dims
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it is read as numbers: a vector, a router, biases of experts."""
+        return len(self.sizes) == 1 or "ffn_gate_inp" in self.name or self.name.endswith(".bias")
+
 
 class GGUF(msgspec.Struct, frozen=True):
     """A model: of its first file all key-values, and the tensors of all of its files."""

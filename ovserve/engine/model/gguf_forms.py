@@ -41,6 +41,11 @@ from typing import NamedTuple
 from ovserve.engine.model.gguf import Tensor
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+PLAIN_KINDS = tuple(PLAIN)  # vectors and, with quantised ones, matrices
+MATRIX_KINDS = (
+    *PLAIN_KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
+)  # fmt: skip
 BITS = {"u4": 4, "f4e2m1": 4, "u6": 6, "u8": 8, "i8": 8, "f8e8m0": 8, "f16": 16, "bf16": 16, "f32": 32}
 MIDDLE_OF_U4, MIDDLE_OF_U8 = 8, 128
 

@@ -9,28 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
-from ovserve.engine.model.gguf_tokens import BYTE_LEVEL, Tokens, read_tokens
+from ovserve.engine.model.gguf_forms import MATRIX_KINDS, PLAIN_KINDS
+from ovserve.engine.model.gguf_tokens import Tokens, read_tokens
 
 Number = TypeVar("Number", int, float)
 MAX_LAYERS = 1000
 MAX_SIZE = 1 << 24  # of a dimension
-PLAIN_KINDS = ("F32", "F16", "BF16")  # vectors and, with quantised ones, matrices
-MATRIX_KINDS = (
-    *PLAIN_KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "MXFP4",
-)  # fmt: skip
 MAX_EXPERTS = 4096  # of a layer
 # Of expert_gating_func: what makes the scores of experts shares, the last of those alone that a token uses.
 SOFTMAX, SIGMOID, SOFTMAX_OF_USED = GATINGS = 1, 2, 3
 EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
 SCALINGS = ("none", "linear", "yarn", "longrope")
+YARN_LOG_KEY, YARN_STRETCH = "rope.scaling.yarn_log_multiplier", 0.1
+EXPERTS_OF_SCORE = 2  # the best of a group, whose sum is its score
 
 
 class Architecture(NamedTuple):
@@ -39,6 +38,9 @@ class Architecture(NamedTuple):
     interleaved: bool = False  # rotates pairs (0, 1), (2, 3); else halves (0, n/2), (1, n/2 + 1)
     qk_norm: bool = False
     may_norm: bool = False  # queries and keys, if the file has the norms
+    wide_norm: bool = False  # queries and keys over all heads
+    late_norm: bool = False  # queries and keys behind the rotary embedding
+    norm_biases: bool = False
     fused: bool = False  # query, key and value in one tensor, and gate and up
     post_norms: bool = False  # norms after attention and feed-forward too
     ffn_norm: str = "ffn_norm"  # tensor of the norm before feed-forward
@@ -54,6 +56,7 @@ class Architecture(NamedTuple):
     is_normed: bool = True  # the shares of the experts that a token uses are 1 in sum, the same
     expert_biases: bool = False  # of experts and router; the activation is clamped too, as in gpt-oss
     gated_share: bool = False  # the shared expert has a gate
+    latent: bool = False  # keys and values are made of one vector
 
 
 ARCHITECTURES = {
@@ -80,13 +83,17 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture(interleaved=True, mixes=True),
     "bailingmoe": Architecture(interleaved=True, mixes=True, is_normed=False),
     "dots1": Architecture(qk_norm=True, mixes=True, is_normed=False),
+    "olmoe": Architecture(wide_norm=True, mixes=True, is_normed=False),
+    "deepseek2": Architecture(interleaved=True, latent=True, is_normed=False),
+    "phimoe": Architecture(norm_biases=True, mixes=True),
+    "hunyuan-moe": Architecture(qk_norm=True, late_norm=True, mixes=True),
 }  # fmt: skip
 # By general.type.
 NO_MODELS = {"adapter": "a LoRA adapter", "mmproj": "an image projector", "imatrix": "an importance matrix"}
 # Keys that change what a model computes, which no architecture here does.
 UNSUPPORTED_KEYS = (
     "attn_logit_softcapping", "attention.alibi_bias_max", "attention.clamp_kqv",
-    "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha",
+    "attention.temperature_scale", "rope.scaling.alpha",
 )  # fmt: skip
 
 
@@ -102,6 +109,7 @@ class Rope:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    stretch: float = YARN_STRETCH  # of rotated vectors, per power of e in `factor`
     factors: str = ""  # tensor that divides the frequencies
     window_base: float = 0.0  # base of layers with a sliding window
 
@@ -119,6 +127,17 @@ class Mixture:
     gating: int  # of GATINGS
     is_normed: bool  # the shares of a token are 1 in sum
     scale: float  # of the shares
+    groups: int  # of experts, in their order
+    groups_per_token: int  # of these, with the two best experts in sum
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Keys and values made of one vector of a token, and a rotated part of the key that is of all heads."""
+
+    size: int
+    of_query: int  # size of a vector that queries are made of, or 0
+    is_split: bool  # the file has the matrices of keys and of values apart, those of keys turned
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,7 @@ class Parameters:
     heads: int
     kv_heads: int
     head_size: int
+    value_size: int  # of a head
     inner: int  # width of the feed-forward part
     epsilon: float
     vocabulary: int
@@ -141,6 +161,7 @@ class Parameters:
     logit_scale: float = 1.0  # divides the logits
     final_softcap: float = 0.0
     mixture: Mixture | None = None  # None: the feed-forward part is one
+    latent: Latent | None = None
 
     def mixture_of(self, layer: int) -> Mixture | None:
         mixture = self.mixture
@@ -214,18 +235,21 @@ class _Fields:
 def read_parameters(gguf: GGUF, name: str) -> Parameters:
     """Raises GGUFError. `name`: a key of ARCHITECTURES."""
     fields, architecture = _Fields(gguf, name), ARCHITECTURES[name]
-    for key in UNSUPPORTED_KEYS:
+    for key in (*UNSUPPORTED_KEYS, *([] if architecture.latent else [YARN_LOG_KEY])):
         if fields.real(key, 0.0):
             raise GGUFError(f"{name}.{key} is not supported")
     for key in ("rope.scaling.finetuned", "attention.causal"):
         if fields.text(key, "") == "False":
             raise GGUFError(f"{key}: false is not supported")
     width, heads = fields.size("embedding_length"), fields.size("attention.head_count", high=4096)
-    kv_heads = fields.size("attention.head_count_kv", heads, high=heads)
-    head_size = fields.size("attention.key_length", width // heads or 1, high=1024)
+    kv_heads = heads if architecture.latent else fields.size("attention.head_count_kv", heads, high=heads)
+    # Files with these keys have sizes without "_mla" too, of the vector that keys and values are made of.
+    of_latent = "_mla" if architecture.latent and fields.size("attention.key_length_mla", 0, low=0) else ""
+    head_size = fields.size(f"attention.key_length{of_latent}", width // heads or 1, high=1024)
+    value_size = fields.size(f"attention.value_length{of_latent}", head_size, high=1024)
     if heads % kv_heads:
         raise GGUFError(f"attention.head_count: {heads} is not a multiple of head_count_kv, {kv_heads}")
-    if fields.size("attention.value_length", head_size) != head_size:
+    if value_size != head_size and not architecture.latent:
         raise GGUFError(f"attention.value_length: other than attention.key_length, {head_size}")
     inner = fields.size("feed_forward_length")
     embedding = gguf.tensors.get("token_embd.weight")
@@ -239,26 +263,48 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
     drafts = fields.size("nextn_predict_layers", 0, low=0)
     layers = fields.size("block_count", low=drafts + 1, high=MAX_LAYERS) - drafts
     is_gemma_27b = architecture.windows and layers == GEMMA_27B_LAYERS
+    attention_scale = fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0)
+    rope = _rope(fields, gguf, head_size, length, is_local=architecture.local_rope)
+    latent = None
+    if architecture.latent:
+        latent, attention_scale = _latent(fields, gguf, rope, head_size, is_split=bool(of_latent))
     return Parameters(
         layers=layers,
         width=width,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
+        value_size=value_size,
         inner=inner,
         epsilon=fields.real("attention.layer_norm_rms_epsilon", high=1),
         vocabulary=embedding.dims[-1],
         length=length,
-        rope=_rope(fields, gguf, head_size, length, is_local=architecture.local_rope),
+        rope=rope,
         window=window,
         windows=fields.size("attention.sliding_window_pattern", architecture.windows or 1),
         embedding_scale=fields.real("embedding_scale", scale) or 1.0 if architecture.scales else scale,
         residual_scale=(fields.real("residual_scale", 1.0) or 1.0) if architecture.scales else 1.0,
-        attention_scale=fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0),
+        attention_scale=attention_scale,
         logit_scale=(fields.real("logit_scale") or 1.0) if architecture.scales else 1.0,
         final_softcap=fields.real("final_logit_softcapping", 0.0),
         mixture=_mixture(fields, architecture, width, inner),
+        latent=latent,
     )
+
+
+def _latent(
+    fields: _Fields, gguf: GGUF, rope: Rope, head_size: int, *, is_split: bool
+) -> tuple[Latent, float]:
+    """Return it, and the scale of attention, which llama.cpp makes of what stretches rotated vectors."""
+    size = fields.size("attention.kv_lora_rank")
+    if size % EXPERT_ROWS:
+        raise GGUFError(f"attention.kv_lora_rank: {size} is not a multiple of {EXPERT_ROWS}")
+    if rope.dims >= head_size:
+        raise GGUFError(f"rope.dimension_count: expected less than the size of a key, {head_size}")
+    of_query = 0 if "blk.0.attn_q.weight" in gguf.tensors else fields.size("attention.q_lora_rank")
+    power = log(rope.factor)
+    length = rope.attention_factor * (1 + rope.stretch * power) * (1 + fields.real(YARN_LOG_KEY, 0.0) * power)
+    return Latent(size, of_query, is_split), length**2 * head_size**-0.5
 
 
 def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int) -> Mixture | None:
@@ -268,8 +314,13 @@ def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int
     gating = fields.size("expert_gating_func", 0, low=0) or architecture.gating
     if gating not in GATINGS:
         raise GGUFError(f"expert_gating_func: expected one of {GATINGS}, got {gating}")
-    if (groups := fields.size("expert_group_count", 0, low=0)) > 1:
-        raise GGUFError(f"expert_group_count: {groups} is not supported, only 1")
+    groups = fields.size("expert_group_count", 0, low=0, high=experts) or 1
+    if groups > 1 and (experts % groups or experts // groups < EXPERTS_OF_SCORE):
+        raise GGUFError(f"expert_group_count: {groups} do not share {experts} experts, two or more each")
+    groups_per_token = fields.size("expert_group_used_count", high=groups) if groups > 1 else 1
+    per_token, most = fields.size("expert_used_count", high=experts), experts // groups * groups_per_token
+    if per_token > most:
+        raise GGUFError(f"expert_used_count: {per_token}, and expert_group_used_count leaves {most}")
     of_expert = fields.size("expert_feed_forward_length", inner)
     if wrong := [size for size in (width, of_expert) if size % EXPERT_ROWS]:
         raise GGUFError(f"the width of an expert, {wrong[0]}, is not a multiple of {EXPERT_ROWS}")
@@ -277,7 +328,7 @@ def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int
     is_normed = fields.text("expert_weights_norm", str(architecture.is_normed))
     return Mixture(
         experts=experts,
-        per_token=fields.size("expert_used_count", high=experts),
+        per_token=per_token,
         inner=of_expert,
         shared=fields.size("expert_shared_feed_forward_length", 0, low=0)
         or shares
@@ -287,6 +338,8 @@ def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int
         gating=gating,
         is_normed=is_normed == "True",
         scale=fields.real("expert_weights_scale", 0.0) or 1.0,
+        groups=groups,
+        groups_per_token=groups_per_token,
     )
 
 
@@ -319,41 +372,10 @@ def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int, *, is_local:
         attention_factor=fields.real("rope.scaling.attn_factor", 1.0),
         beta_fast=fields.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.real("rope.scaling.yarn_beta_slow", 1.0),
+        stretch=0.0 if scaling == "yarn" and fields.real(YARN_LOG_KEY, 0.0) else YARN_STRETCH,
         factors=next((name for name in factors if name in gguf.tensors), ""),
         window_base=fields.real("rope.freq_base_swa", 10000.0 if is_local else base, low=1.0),
     )
-
-
-# ---- what the library reads by itself
-
-LIBRARY_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-LIBRARY_KINDS = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")  # of matrices
-
-
-def library_fault(model: GGUFModel) -> str:
-    """Return why OpenVINO GenAI's own reader would fail or answer wrongly; "" if it would not.
-
-    By trial with openvino-genai 2026.4.1: it ends the process for what it does not know, and ignores factors
-    of rotary embeddings and tokens that begin a text.
-    """
-    matrices = (tensor for tensor in model.gguf.tensors.values() if len(tensor.dims) > 1)
-    strange = next((tensor for tensor in matrices if tensor.type not in LIBRARY_KINDS), None)
-    rope = model.parameters.rope
-    if model.parameters.mixture:
-        return "does not read experts"
-    if model.name not in LIBRARY_ARCHITECTURES:
-        return f"does not know general.architecture {model.name!r}"
-    if strange is not None:
-        return f"does not read the type {strange.type} of the tensor {strange.name}"
-    if model.tokens.model != BYTE_LEVEL:
-        return f"does not know tokenizer.ggml.model {model.tokens.model!r}"
-    if rope.factors or rope.factor != 1:
-        return f"ignores {rope.factors or 'rope.scaling.factor'}, so that long contexts are wrong"
-    if model.tokens.begin is not None:
-        return "ignores tokenizer.ggml.add_bos_token"
-    if model.tokens.rule.whole:
-        return f"splits texts otherwise than tokenizer.ggml.pre {model.gguf.metadata['tokenizer.ggml.pre']!r}"
-    return ""
 
 
 # ---- tensors
@@ -369,17 +391,43 @@ def expected_tensors(model: GGUFModel) -> Iterator[Expected]:
     p, a = model.parameters, model.architecture
     yield Expected("token_embd.weight", (p.width, p.vocabulary))
     yield Expected("output.weight", (p.width, p.vocabulary), required=False)
-    yield Expected("output_norm.weight", (p.width,))
+    yield from _norm("output_norm", p.width, a)
+    if a.norm_biases:
+        yield Expected("output.bias", (p.vocabulary,))
     for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
         yield Expected(f"{name}.weight", (p.rope.dims // 2,), required=False)
     for i in range(p.layers):
-        yield Expected(f"blk.{i}.attn_norm.weight", (p.width,))
-        yield Expected(f"blk.{i}.{a.ffn_norm}.weight", (p.width,))
-        yield from _attention(f"blk.{i}", p, a)
+        yield from _norm(f"blk.{i}.attn_norm", p.width, a)
+        yield from _norm(f"blk.{i}.{a.ffn_norm}", p.width, a)
+        yield from _attention(f"blk.{i}", p, a) if p.latent is None else _of_latent(f"blk.{i}", p, p.latent)
         if (mixture := p.mixture_of(i)) is not None:
             yield from _experts(f"blk.{i}", p, a, mixture)
         else:
             yield from _feed_forward(f"blk.{i}", p, a)
+
+
+def _norm(name: str, size: int, a: Architecture) -> Iterator[Expected]:
+    yield Expected(f"{name}.weight", (size,))
+    if a.norm_biases:
+        yield Expected(f"{name}.bias", (size,))
+
+
+def _of_latent(at: str, p: Parameters, latent: Latent) -> Iterator[Expected]:
+    queries, keys = p.heads * p.head_size, p.head_size - p.rope.dims
+    if latent.of_query:
+        yield Expected(f"{at}.attn_q_a.weight", (p.width, latent.of_query))
+        yield Expected(f"{at}.attn_q_a_norm.weight", (latent.of_query,))
+        yield Expected(f"{at}.attn_q_b.weight", (latent.of_query, queries))
+    else:
+        yield Expected(f"{at}.attn_q.weight", (p.width, queries))
+    yield Expected(f"{at}.attn_kv_a_mqa.weight", (p.width, latent.size + p.rope.dims))
+    yield Expected(f"{at}.attn_kv_a_norm.weight", (latent.size,))
+    if latent.is_split:
+        yield Expected(f"{at}.attn_k_b.weight", (keys, latent.size, p.heads))
+        yield Expected(f"{at}.attn_v_b.weight", (latent.size, p.value_size, p.heads))
+    else:
+        yield Expected(f"{at}.attn_kv_b.weight", (latent.size, p.heads * (keys + p.value_size)))
+    yield Expected(f"{at}.attn_output.weight", (p.heads * p.value_size, p.width))
 
 
 def _attention(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
@@ -392,9 +440,10 @@ def _attention(at: str, p: Parameters, a: Architecture) -> Iterator[Expected]:
         yield Expected(f"{at}.{name}.bias", (rows,), required=False)
     yield Expected(f"{at}.attn_output.weight", (queries, p.width))
     yield Expected(f"{at}.attn_output.bias", (p.width,), required=False)
-    if a.qk_norm or a.may_norm:
-        yield Expected(f"{at}.attn_q_norm.weight", (p.head_size,), required=a.qk_norm)
-        yield Expected(f"{at}.attn_k_norm.weight", (p.head_size,), required=a.qk_norm)
+    if a.qk_norm or a.may_norm or a.wide_norm:
+        for letter, size in (("q", queries), ("k", keys)):
+            size = size if a.wide_norm else p.head_size
+            yield Expected(f"{at}.attn_{letter}_norm.weight", (size,), required=not a.may_norm)
     if a.sinks:
         yield Expected(f"{at}.attn_sinks.weight", (p.heads,))
     if a.post_norms:
@@ -436,11 +485,11 @@ def _check_tensors(model: GGUFModel) -> None:
         if tensor is None:
             if expected.required:
                 raise GGUFError(f"the tensor {expected.name} is missing")
-        elif _sizes(tensor) != expected.dims:
+        elif tensor.sizes != expected.dims:
             raise GGUFError(
                 f"the tensor {tensor.name} has the shape {list(tensor.dims)}, expected {list(expected.dims)}"
             )
-        elif tensor.type not in (kinds := PLAIN_KINDS if _is_plain(tensor) else MATRIX_KINDS):
+        elif tensor.type not in (kinds := PLAIN_KINDS if tensor.is_plain else MATRIX_KINDS):
             raise GGUFError(
                 f"the tensor {tensor.name} is of the type {tensor.type}; supported are {', '.join(kinds)}"
             )
@@ -449,13 +498,3 @@ def _check_tensors(model: GGUFModel) -> None:
             f"the tensor {next(iter(unexpected))} is not supported for general.architecture {model.name!r}"
             + (f", nor are {len(unexpected) - 1} more" if len(unexpected) > 1 else "")
         )
-
-
-def _sizes(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor, of which a vector may be written as a matrix of one row."""
-    return tensor.dims[:1] if len(tensor.dims) == 2 and tensor.dims[1] == 1 else tensor.dims
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is read as numbers: a vector, a router, biases of experts."""
-    return len(_sizes(tensor)) == 1 or "ffn_gate_inp" in tensor.name or tensor.name.endswith(".bias")

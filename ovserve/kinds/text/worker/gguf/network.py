@@ -7,9 +7,8 @@ constant, so that no weight is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from math import log, pi, prod
+from collections.abc import Collection, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,24 @@ from ovserve.engine.model.gguf_forms import (
     form_of,
     table_form,
 )
-from ovserve.engine.model.gguf_model import SIGMOID, SOFTMAX, SOFTMAX_OF_USED, GGUFModel, Mixture, Rope
-from ovserve.kinds.text.worker.gguf.weights import Constant, Matrix, Part, WeightsFile, vector
+from ovserve.engine.model.gguf_model import (
+    EXPERTS_OF_SCORE,
+    SIGMOID,
+    SOFTMAX,
+    SOFTMAX_OF_USED,
+    GGUFModel,
+    Latent,
+    Mixture,
+)
+from ovserve.kinds.text.worker.gguf.positions import Positions, dimensions, halves, integer, ints, times
+from ovserve.kinds.text.worker.gguf.weights import (
+    Constant,
+    Matrix,
+    Part,
+    WeightsFile,
+    transposed_part,
+    vector,
+)
 
 NODES = NodeFactory("opset13")
 ATTENTION = "ScaledDotProductAttention"  # the package's function for it takes no sinks
@@ -38,7 +53,6 @@ MERGE, UNPACK, ROUND, EXACT = "merge", "fp16", "round", "exact"
 # Of the experts of gpt-oss: gate and up part are limited, and the gate's sigmoid is of more than the gate.
 ACTIVATION_LIMIT, SIGMOID_SCALE = 7.0, 1.702
 LEAST_SUM = 2.0**-14  # of the shares of a token's experts, which are divided by it
-LOWEST = np.float32(np.finfo(np.float16).min)  # of the mask: a token that is not seen
 ACTIVATIONS_SCALE = "8.0"  # GPUs compute in f16, where activations are divided by it so that none overflows
 
 
@@ -62,11 +76,8 @@ class Network:
                 ("beam_idx", np.int32, 1),
             )
         }
-        ids = self._inputs["input_ids"]
-        self._batch = ops.gather(ops.shape_of(ids), _ints(0), _int(0))  # [1]
-        self._masks: dict[int, Any] = {}  # by window
+        self._positions = Positions(self._p, self._a, self._inputs, self._vector)
         self._sums: tuple[Any, Any] | None = None  # the last input of a product, and the sums of its groups
-        self._rotations: dict[tuple[float, float], tuple[Any, Any]] = {}
 
     def build(self) -> ov.Model:
         """Write the weights, and return the model."""
@@ -74,15 +85,15 @@ class Network:
         embedding = self._matrix([Part(self._tensor("token_embd.weight"))], table=True)
         ids = ops.convert(self._inputs["input_ids"], "i32")
         hidden = ops.gather(self._unpacked(embedding), ids, ops.constant(0, np.int32))
-        hidden = _scaled(hidden, p.embedding_scale)
+        hidden = times(hidden, p.embedding_scale)
         for i in range(p.layers):
             hidden = self._layer(hidden, i)
         hidden = self._norm(hidden, "output_norm.weight")
         output = self._output(embedding)
-        logits = self._product(hidden, output)
-        logits = _scaled(logits, 1 / p.logit_scale)
+        logits = self._biased(self._product(hidden, output), [("output", None)])
+        logits = times(logits, 1 / p.logit_scale)
         if p.final_softcap:
-            logits = _scaled(ops.tanh(_scaled(logits, 1 / p.final_softcap)), p.final_softcap)
+            logits = times(ops.tanh(times(logits, 1 / p.final_softcap)), p.final_softcap)
         result = ops.result(logits)
         result.output(0).get_tensor().set_names({"logits"})
         model = ov.Model([result], self._sinks, [*self._inputs.values(), *self._parameters.values()], "model")
@@ -122,8 +133,8 @@ class Network:
         if matrix.offsets is None or matrix.offset_scales is None:
             return product
         if self._sums is None or self._sums[0] is not hidden:
-            grouped = ops.reshape(hidden, _ints(0, 0, -1, matrix.form.group), True)
-            self._sums = hidden, ops.reduce_sum(grouped, _ints(-1), False)
+            grouped = ops.reshape(hidden, ints(0, 0, -1, matrix.form.group), True)
+            self._sums = hidden, ops.reduce_sum(grouped, ints(-1), False)
         offsets = ops.convert(self._constant(matrix.offsets), "f32")
         of_rows = self._constant(matrix.offset_scales)
         if matrix.form.block:
@@ -131,7 +142,7 @@ class Network:
         scaled = ops.multiply(offsets, of_rows)
         if matrix.form.block or experts:
             shape = [experts, -1] if experts else [matrix.rows]
-            scaled = ops.reshape(scaled, _ints(*shape, matrix.columns // matrix.form.group), False)
+            scaled = ops.reshape(scaled, ints(*shape, matrix.columns // matrix.form.group), False)
         return ops.add(product, ops.matmul(self._sums[1], scaled, False, True))
 
     def _unpacked(self, matrix: Matrix, experts: int = 0) -> Any:
@@ -141,7 +152,7 @@ class Network:
         dimensions = [*rows, matrix.columns]
         if matrix.scales is None:
             plain = values if matrix.form.values == "f32" else ops.convert(values, "f32")
-            return ops.reshape(plain, _ints(*dimensions), False) if experts else plain
+            return ops.reshape(plain, ints(*dimensions), False) if experts else plain
         shifted = ops.convert(values, "f16")
         if matrix.high is not None:
             sixteen = ops.convert(ops.constant(np.full((1, 1, 1), 16, np.uint8)), "f16")
@@ -159,8 +170,8 @@ class Network:
         if matrix.factors is not None:
             scales = ops.multiply(ops.convert(self._constant(matrix.factors), "f16"), scales)
             groups = matrix.columns // matrix.form.group
-            scales = ops.reshape(scales, _ints(matrix.rows, groups, 1), False)
-        whole = ops.reshape(ops.multiply(shifted, scales), _ints(*dimensions), False)
+            scales = ops.reshape(scales, ints(matrix.rows, groups, 1), False)
+        whole = ops.reshape(ops.multiply(shifted, scales), ints(*dimensions), False)
         return ops.convert(whole, "f32")
 
     def _constant(self, constant: Constant) -> Any:
@@ -195,14 +206,15 @@ class Network:
 
     def _norm(self, hidden: Any, name: str) -> Any:
         """Divide by the root mean square of the last dimension."""
-        rank = len(hidden.get_output_partial_shape(0))
+        rank = len(dimensions(hidden))
         ones = [1] * (rank - 1)
         weight = self._vector(name).reshape(*ones, -1)
         square = ops.power(hidden, ops.constant(np.full([1] * rank, 2, np.float32)))
         mean = ops.reduce_mean(square, ops.constant(np.array([-1], np.int32)), True)
         root = ops.sqrt(ops.add(mean, ops.constant(np.full([1] * rank, self._p.epsilon, np.float32))))
         inverse = ops.divide(ops.constant(np.ones([1] * rank, np.float32)), root)
-        return ops.multiply(ops.multiply(inverse, hidden), ops.constant(weight))
+        normal = ops.multiply(ops.multiply(inverse, hidden), ops.constant(weight))
+        return self._biased(normal, [(name.removesuffix(".weight"), None)])
 
     # ---- layers
 
@@ -211,19 +223,19 @@ class Network:
         attended = self._attention(self._norm(hidden, f"{at}.attn_norm.weight"), i)
         if post:
             attended = self._norm(attended, f"{at}.post_attention_norm.weight")
-        hidden = ops.add(hidden, _scaled(attended, self._p.residual_scale))
+        hidden = ops.add(hidden, times(attended, self._p.residual_scale))
         normed = self._norm(hidden, f"{at}.{self._a.ffn_norm}.weight")
         mixture = self._p.mixture_of(i)
         fed = self._mixture(normed, at, mixture) if mixture else self._feed_forward(normed, at)
         if post:
             fed = self._norm(fed, f"{at}.post_ffw_norm.weight")
-        return ops.add(hidden, _scaled(fed, self._p.residual_scale))
+        return ops.add(hidden, times(fed, self._p.residual_scale))
 
     def _feed_forward(self, hidden: Any, at: str, kind: str = "") -> Any:
         """Return what a layer, or with `kind` an expert, makes of all tokens."""
         if self._a.fused:
             both, size = self._linear(hidden, f"{at}.ffn_up"), self._p.inner
-            gate, up = ops.variadic_split(both, _int(-1), _ints(size, size)).outputs()
+            gate, up = ops.variadic_split(both, integer(-1), ints(size, size)).outputs()
         else:
             gate, up = (self._linear(hidden, f"{at}.ffn_{name}{kind}") for name in ("gate", "up"))
         active = ops.gelu(gate, "tanh") if self._a.gelu else ops.swish(gate)
@@ -236,13 +248,13 @@ class Network:
         what is needed alone (`kernels/matmul.py`).
         """
         count, width = mixture.experts, self._p.width
-        tokens = ops.reshape(hidden, _ints(-1, width), False)
+        tokens = ops.reshape(hidden, ints(-1, width), False)
         scores = self._routed(tokens, f"{at}.ffn_gate_inp")
         shares, ids = self._shares(scores, at, mixture)
         none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(scores))
-        of_all = ops.scatter_elements_update(none, ids, shares, _int(1))
-        of_experts = ops.unsqueeze(ops.transpose(of_all, _ints(1, 0)), _int(2))
-        copies = ops.reshape(ops.tile(tokens, _ints(count, 1)), _ints(count, -1, width), False)
+        of_all = ops.scatter_elements_update(none, ids, shares, integer(1))
+        of_experts = ops.unsqueeze(ops.transpose(of_all, ints(1, 0)), integer(2))
+        copies = ops.reshape(ops.tile(tokens, ints(count, 1)), ints(count, -1, width), False)
 
         def of_all_experts(inputs: Any, name: str) -> Any:
             name = f"{at}.ffn_{name}_exps"
@@ -259,7 +271,7 @@ class Network:
         else:
             active = ops.swish(gate)
         outputs = of_all_experts(ops.multiply(active, up), "down")
-        mixed = ops.reduce_sum(ops.multiply(outputs, of_experts), _ints(0), False)
+        mixed = ops.reduce_sum(ops.multiply(outputs, of_experts), ints(0), False)
         mixed = ops.reshape(mixed, ops.shape_of(hidden), False)
         if not mixture.shared:
             return mixed
@@ -281,39 +293,71 @@ class Network:
         likely = {SOFTMAX: lambda: ops.softmax(scores, 1), SIGMOID: lambda: ops.sigmoid(scores)}
         chances = likely.get(mixture.gating, lambda: scores)()
         ranks = chances
-        if is_biased := f"{at}.exp_probs_b.bias" in self._model.gguf.tensors:
+        if f"{at}.exp_probs_b.bias" in self._model.gguf.tensors:
             ranks = ops.add(chances, ops.constant(self._vector(f"{at}.exp_probs_b.bias")))
+        if mixture.groups > 1:
+            ranks = _of_best_groups(ranks, mixture)
         count = ops.constant(np.int32(mixture.per_token))
         shares, ids = ops.topk(ranks, count, 1, "max", "value", "i32").outputs()
-        if is_biased:
+        if ranks is not chances:
             shares = ops.gather_elements(chances, ids, 1)
         if mixture.gating == SOFTMAX_OF_USED:
             shares = ops.softmax(shares, 1)
         if mixture.is_normed:
-            total = ops.reduce_sum(shares, _ints(1), True)
+            total = ops.reduce_sum(shares, ints(1), True)
             shares = ops.divide(shares, ops.maximum(total, ops.constant(np.float32(LEAST_SUM))))
-        return _scaled(shares, mixture.scale), ids
+        return times(shares, mixture.scale), ids
 
     def _attention(self, hidden: Any, i: int) -> Any:
         p, at = self._p, f"blk.{i}"
         step = p.windows
         window = p.window if step and i % step < step - 1 else 0
-        queries, keys, values = self._projections(hidden, at)
-        query = self._heads(queries, p.heads, f"{at}.attn_q_norm.weight")
-        key = self._heads(keys, p.kv_heads, f"{at}.attn_k_norm.weight")
-        value = self._heads(values, p.kv_heads)
-        if not self._a.rope_step or (i + 1) % self._a.rope_step:
-            query, key = self._rotated(query, window), self._rotated(key, window)
+        if p.latent is not None:
+            query, key, value = self._of_latent(hidden, at, p.latent)
+        else:
+            is_rotated = not self._a.rope_step or (i + 1) % self._a.rope_step > 0
+            queries, keys, values = self._projections(hidden, at)
+            query = self._placed(queries, p.heads, f"{at}.attn_q_norm.weight", window if is_rotated else None)
+            key = self._placed(keys, p.kv_heads, f"{at}.attn_k_norm.weight", window if is_rotated else None)
+            value = self._heads(values, p.kv_heads, p.value_size)
         key = self._repeated(self._cached(key, f"past_key_values.{i}.keypresent.{i}.key"))
         value = self._repeated(self._cached(value, f"past_key_values.{i}.valuepresent.{i}.value"))
         scale = p.attention_scale or p.head_size**-0.5 * self._a.sinks
         more = [ops.constant(np.float32(scale))] if scale else []
         if self._a.sinks:
             more.append(ops.constant(self._vector(f"{at}.attn_sinks.weight").reshape(1, -1, 1, 1)))
-        inputs = [query, key, value, self._mask(window), *more]
+        inputs = [query, key, value, self._positions.mask(window), *more]
         attended = NODES.create(ATTENTION, [each.output(0) for each in inputs], {"causal": False})
         rows = ops.transpose(attended, ops.constant(np.array([0, 2, 1, 3], np.int32)))
-        return self._linear(ops.reshape(rows, _ints(0, 0, p.heads * p.head_size), True), f"{at}.attn_output")
+        return self._linear(ops.reshape(rows, ints(0, 0, p.heads * p.value_size), True), f"{at}.attn_output")
+
+    def _of_latent(self, hidden: Any, at: str, latent: Latent) -> tuple[Any, Any, Any]:
+        """Return query, key and value. The rotated part is the first of a head here, in the file the last.
+        Keys and values are of all heads, as attention kernels take no heads of 512 numbers, which the vector
+        has that they are made of."""
+        p, plain = self._p, self._p.head_size - self._p.rope.dims
+        queries, of_queries = hidden, "attn_q"
+        if latent.of_query:
+            queries = self._norm(self._linear(hidden, f"{at}.attn_q_a"), f"{at}.attn_q_a_norm.weight")
+            of_queries = "attn_q_b"
+        queries = self._linear(queries, f"{at}.{of_queries}", self._positions.row_order(p.heads))
+        query = self._positions.rotate(self._heads(queries, p.heads, p.head_size), 0)
+        order = np.concatenate([np.arange(latent.size), latent.size + halves(p.rope.dims)])
+        both = self._linear(hidden, f"{at}.attn_kv_a_mqa", order)
+        vector, part = ops.variadic_split(both, integer(-1), ints(latent.size, p.rope.dims)).outputs()
+        vector = self._norm(vector, f"{at}.attn_kv_a_norm.weight")
+        if latent.is_split:
+            part_of_keys, form = transposed_part(self._tensor(f"{at}.attn_k_b.weight"))
+            keys = self._product(vector, self._weights.add([part_of_keys], form))
+            values = self._linear(vector, f"{at}.attn_v_b")
+        else:
+            rows = np.arange(p.heads * (plain + p.value_size)).reshape(p.heads, -1)
+            keys = self._linear(vector, f"{at}.attn_kv_b", rows[:, :plain].reshape(-1))
+            values = self._linear(vector, f"{at}.attn_kv_b", rows[:, plain:].reshape(-1))
+        part = self._positions.rotate(self._heads(part, 1, p.rope.dims), 0)
+        of_all = ops.broadcast(part, ints(1, p.heads, 1, 1), broadcast_spec="BIDIRECTIONAL")
+        key = ops.concat([of_all, self._heads(keys, p.heads, plain)], -1)
+        return query, key, self._heads(values, p.heads, p.value_size)
 
     def _projections(self, hidden: Any, at: str) -> list[Any]:
         """Return query, key and value, in as few matrix products as their types allow."""
@@ -321,9 +365,9 @@ class Network:
         sizes = [p.heads * p.head_size, p.kv_heads * p.head_size, p.kv_heads * p.head_size]
         if self._a.fused:
             fused = self._linear(hidden, f"{at}.attn_qkv")
-            return list(ops.variadic_split(fused, _int(-1), _ints(*sizes)).outputs())
+            return list(ops.variadic_split(fused, integer(-1), ints(*sizes)).outputs())
         names = [f"{at}.attn_{letter}" for letter in "qkv"]
-        orders = [self._row_order(p.heads), self._row_order(p.kv_heads), None]
+        orders = [self._positions.row_order(p.heads), self._positions.row_order(p.kv_heads), None]
         forms = [self._form(f"{name}.weight") for name in names]
         if MERGE not in self._steps or len(set(forms)) == len(forms):
             return [self._linear(hidden, name, rows) for name, rows in zip(names, orders, strict=True)]
@@ -334,36 +378,38 @@ class Network:
             product = self._product(hidden, self._matrix(parts))
             product.set_friendly_name(f"{at}.{''.join('qkv'[n] for n in members)}_proj")
             product = self._biased(product, [(names[n], orders[n]) for n in members])
-            split = ops.variadic_split(product, _int(-1), _ints(*(sizes[n] for n in members)))
+            split = ops.variadic_split(product, integer(-1), ints(*(sizes[n] for n in members)))
             outputs |= dict(zip(members, split.outputs(), strict=True))
         return [outputs[n] for n in range(3)]
 
-    def _row_order(self, heads: int) -> NDArray[np.int64] | None:
-        """Return the order of rows in which rotated pairs are halves, as the runtime's pattern has them."""
-        if not self._a.interleaved:
-            return None
-        size, dims = self._p.head_size, self._p.rope.dims
-        head = np.concatenate([np.arange(0, dims, 2), np.arange(1, dims, 2), np.arange(dims, size)])
-        rows: NDArray[np.int64] = np.add.outer(np.arange(heads) * size, head).reshape(-1)
-        return rows
+    def _placed(self, rows: Any, heads: int, norm: str, window: int | None) -> Any:
+        """Return heads of queries or keys, which `norm` is of if the file has it. `window`: of the layer;
+        None: it has no rotary embedding."""
+        norm = norm if norm in self._model.gguf.tensors else ""
+        if norm and self._a.wide_norm:
+            rows, norm = self._norm(rows, norm), ""
+        placed = self._heads(rows, heads, self._p.head_size, "" if self._a.late_norm else norm)
+        if window is not None:
+            placed = self._positions.rotate(placed, window)
+        return self._norm(placed, norm) if norm and self._a.late_norm else placed
 
-    def _heads(self, rows: Any, heads: int, norm: str = "") -> Any:
-        """Return [batch, heads, tokens, head]."""
-        split = ops.reshape(rows, _ints(0, 0, heads, self._p.head_size), True)
-        if norm in self._model.gguf.tensors:
+    def _heads(self, rows: Any, heads: int, size: int, norm: str = "") -> Any:
+        """Return [batch, heads, tokens, size]."""
+        split = ops.reshape(rows, ints(0, 0, heads, size), True)
+        if norm:
             split = self._norm(split, norm)
         return ops.transpose(split, ops.constant(np.array([0, 2, 1, 3], np.int32)))
 
     def _cached(self, new: Any, name: str) -> Any:
         """Return the cache and what is new; the state becomes both."""
-        p = self._p
-        shape = ops.concat([self._batch, _ints(p.kv_heads), _ints(0), _ints(p.head_size)], 0)
+        heads, size = (dimensions(new)[at].get_length() for at in (1, 3))
+        shape = ops.concat([self._positions.batch, ints(heads), ints(0), ints(size)], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
         info = VariableInfo()
-        info.data_shape = ov.PartialShape([-1, p.kv_heads, -1, p.head_size])
+        info.data_shape = ov.PartialShape([-1, heads, -1, size])
         info.data_type, info.variable_id = ov.Type.f32, name
         variable = Variable(info)
-        past = ops.gather(ops.read_value(empty, variable), self._inputs["beam_idx"], _int(0))
+        past = ops.gather(ops.read_value(empty, variable), self._inputs["beam_idx"], integer(0))
         both = ops.concat([past, new], 2)
         self._sinks.append(ops.assign(both, variable))
         return both
@@ -371,103 +417,26 @@ class Network:
     def _repeated(self, cached: Any) -> Any:
         """Repeat each head for the queries that share it."""
         p = self._p
-        times = p.heads // p.kv_heads
-        if times == 1:
+        count = p.heads // p.kv_heads
+        if count == 1:
             return cached
-        shape = ops.concat([self._batch, _ints(p.kv_heads), _ints(times), _ints(0), _ints(p.head_size)], 0)
-        wide = ops.broadcast(ops.unsqueeze(cached, _int(2)), shape, broadcast_spec="BIDIRECTIONAL")
-        return ops.reshape(wide, _ints(0, p.heads, -1, p.head_size), True)
-
-    # ---- positions
-
-    def _rotated(self, heads: Any, window: int) -> Any:
-        rope = self._p.rope
-        if window:
-            rope = replace(rope, base=rope.window_base)
-        if window and self._a.local_rope:
-            rope = replace(rope, scaling="none", factor=1.0)
-        cos, sin = self._rotation(rope)
-        dims, size = self._p.rope.dims, self._p.head_size
-        rest = None
-        if dims < size:
-            heads, rest = ops.variadic_split(heads, _int(-1), _ints(dims, size - dims)).outputs()
-        first = ops.slice(heads, _ints(0), _ints(dims // 2), _ints(1), _ints(3))
-        second = ops.slice(heads, _ints(dims // 2), _ints(np.iinfo(np.int64).max), _ints(1), _ints(3))
-        negative = ops.multiply(second, ops.constant(np.full((1, 1, 1, 1), -1, np.float32)))
-        turned = ops.add(ops.multiply(heads, cos), ops.multiply(ops.concat([negative, first], -1), sin))
-        return turned if rest is None else ops.concat([turned, rest], -1)
-
-    def _rotation(self, rope: Rope) -> tuple[Any, Any]:
-        """Return cosine and sine, [batch, 1, tokens, dims]."""
-        key = (rope.base, rope.factor)
-        if key in self._rotations:
-            return self._rotations[key]
-        factors = self._vector(rope.factors) if rope.factors else np.ones(rope.dims // 2, np.float32)
-        frequencies, length = inverse_frequencies(rope, factors)
-        constant = ops.constant(frequencies.astype(np.float32).reshape(1, -1, 1))
-        wide = ops.broadcast(
-            constant, ops.concat([self._batch, _ints(1), _ints(1)], 0), broadcast_spec="BIDIRECTIONAL"
-        )
-        positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], _int(1)), "f32")
-        angles = ops.transpose(
-            ops.matmul(wide, positions, False, False), ops.constant(np.array([0, 2, 1], np.int32))
-        )
-        both = ops.concat([angles, angles], -1)
-
-        def unit(function: Callable[[Any], Any]) -> Any:
-            return ops.unsqueeze(_scaled(function(both), length), _int(1))
-
-        self._rotations[key] = (unit(ops.cos), unit(ops.sin))
-        return self._rotations[key]
-
-    def _mask(self, window: int) -> Any:
-        """Return what is added to the scores: 0 for tokens that are seen. [batch, 1, tokens, all tokens]
-
-        The runtime's paged attention finds the window in a mask of this form: how many tokens back a token
-        sees is a negative constant that is added to its position.
-        """
-        if window in self._masks:
-            return self._masks[window]
-        mask, ids = self._inputs["attention_mask"], self._inputs["input_ids"]
-        total = ops.squeeze(ops.gather(ops.shape_of(mask), _ints(1), _int(0)), _ints(0))
-        new = ops.squeeze(ops.gather(ops.shape_of(ids), _ints(1), _int(0)), _ints(0))
-        columns = ops.unsqueeze(ops.range(_int(0), total, _int(1), "i64"), _ints(0, 1, 2))
-        rows = ops.unsqueeze(ops.range(ops.subtract(total, new), total, _int(1), "i64"), _ints(0, 1, 3))
-        causal = ops.less_equal(columns, rows)
-        filled = ops.unsqueeze(ops.not_equal(mask, _int(0)), _ints(1, 2))
-        zero, lowest = ops.constant(np.float32(0)), ops.constant(LOWEST)
-        if not window:
-            added = ops.select(ops.logical_and(causal, filled), zero, lowest)
-        else:
-            yes = ops.constant(np.ones((1, 1, 1, 1), np.bool_))
-            near = ops.greater(columns, ops.add(rows, _int(-window)))
-            both = ops.bitwise_and(yes, ops.bitwise_and(ops.bitwise_and(yes, near), causal))
-            shape = ops.concat(
-                [self._batch, _ints(1), ops.unsqueeze(new, _int(0)), ops.unsqueeze(total, _int(0))], 0
-            )
-            wide = ops.broadcast(ops.bitwise_and(both, filled), shape)
-            last = _ints(np.iinfo(np.int64).max)
-            added = ops.slice(ops.select(wide, zero, lowest), _ints(0), last, _ints(1), _ints(3))
-        self._masks[window] = added
-        return added
+        sizes = ints(p.kv_heads), ints(count), ints(0), ints(p.head_size)
+        shape = ops.concat([self._positions.batch, *sizes], 0)
+        wide = ops.broadcast(ops.unsqueeze(cached, integer(2)), shape, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(wide, ints(0, p.heads, -1, p.head_size), True)
 
 
-def inverse_frequencies(rope: Rope, factors: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
-    """Return an angle per position for each pair, and the length of the rotated vectors."""
-    exponents = np.arange(0, rope.dims, 2) / rope.dims
-    plain = rope.base**-exponents / factors
-    slower = plain / rope.factor
-    if rope.scaling != "yarn":
-        return slower, rope.attention_factor
-
-    def pair(turns: float) -> float:
-        """Return the pair that turns this often within the original context."""
-        return rope.dims * log(rope.original_length / (turns * 2 * pi)) / (2 * log(rope.base))
-
-    low = max(0.0, np.floor(pair(rope.beta_fast)))
-    high = min(rope.dims - 1.0, np.ceil(pair(rope.beta_slow)))
-    ramp = 1 - np.clip((np.arange(rope.dims // 2) - low) / max(0.001, high - low), 0, 1)
-    return slower * (1 - ramp) + plain * ramp, rope.attention_factor * (1 + 0.1 * log(rope.factor))
+def _of_best_groups(ranks: Any, mixture: Mixture) -> Any:
+    """Return the ranks of experts, [tokens, experts], the lowest for those of groups that are not used."""
+    by_group = ops.reshape(ranks, ints(-1, mixture.groups, mixture.experts // mixture.groups), False)
+    best = ops.topk(by_group, ops.constant(np.int32(EXPERTS_OF_SCORE)), 2, "max", "value").output(0)
+    scores = ops.reduce_sum(best, ints(2), False)
+    count = ops.constant(np.int32(mixture.groups_per_token))
+    ids = ops.topk(scores, count, 1, "max", "value", "i32").output(1)
+    lowest = ops.broadcast(ops.constant(np.float32(-np.inf)), ops.shape_of(scores))
+    zeros = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(ids))
+    more = ops.scatter_elements_update(lowest, ids, zeros, integer(1))
+    return ops.reshape(ops.add(by_group, ops.unsqueeze(more, integer(2))), ops.shape_of(ranks), False)
 
 
 def _input(name: str, kind: Any, rank: int) -> Any:
@@ -475,15 +444,3 @@ def _input(name: str, kind: Any, rank: int) -> Any:
     node.set_friendly_name(name)
     node.output(0).get_tensor().set_names({name})
     return node
-
-
-def _scaled(node: Any, factor: float) -> Any:
-    return node if factor == 1 else ops.multiply(node, ops.constant(np.float32(factor)))
-
-
-def _int(value: int) -> Any:
-    return ops.constant(np.int64(value))
-
-
-def _ints(*values: int) -> Any:
-    return ops.constant(np.array(values, np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, BinaryIO, NamedTuple
 
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ovserve.engine.model.gguf import KINDS, Tensor
-from ovserve.engine.model.gguf_forms import MIDDLE_OF_U4, MIDDLE_OF_U8, Form
+from ovserve.engine.model.gguf_forms import MIDDLE_OF_U4, MIDDLE_OF_U8, Form, form_of
 
 Bytes = NDArray[np.uint8]
 ALIGNMENT_BYTES = 64  # of constants in the file
 CONVERT_CHUNK = 4 << 20  # bytes of the source that are converted at once
 PAGE = mmap.ALLOCATIONGRANULARITY
+F32, F16 = 0, 1  # keys of KINDS
 
 
 class Constant(NamedTuple):
@@ -50,15 +51,15 @@ class Part(NamedTuple):
 
     tensor: Tensor
     rows: NDArray[np.int64] | None = None
+    numbers: Bytes | None = None  # in place of those of the file, as bytes of rows
 
 
 class WeightsFile:
-    """The file that is written. `done` counts bytes of the source."""
+    """The file that is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.size = 0
-        self.done = 0
 
     def add(self, parts: Sequence[Part], form: Form) -> Matrix:
         """Write tensors in one form, stacked."""
@@ -74,7 +75,6 @@ class WeightsFile:
                     self._file.seek(places[name].offset + (at + first) * row_bytes)
                     self._file.write(data.data)
             at += count
-            self.done += part.tensor.size * count // prod(part.tensor.dims[1:])
         return Matrix(form, rows, columns, **places)
 
     def append(self, data: bytes) -> int:
@@ -133,12 +133,23 @@ def vector(tensor: Tensor) -> NDArray[np.float32]:
         return _numbers(np.array(data), tensor.type).reshape(tensor.dims[::-1])
 
 
+def transposed_part(tensor: Tensor) -> tuple[Part, Form]:
+    """Return the matrices of a tensor, rows and columns exchanged, in f32, and the form to write them in."""
+    with mapped(tensor) as (data, _):
+        rows = np.array(data).reshape(prod(tensor.dims[1:]), -1)
+    numbers = np.ascontiguousarray(_dequantised(rows, tensor).reshape(tensor.dims[::-1]).swapaxes(1, 2))
+    form = form_of(tensor._replace(kind=F32 if tensor.kind == F32 else F16, dims=numbers.shape[::-1]))
+    dims = numbers.shape[2], prod(numbers.shape[:2])
+    raw = numbers.view(np.uint8).reshape(-1)
+    return Part(tensor._replace(kind=F32, dims=dims, size=raw.size), None, raw), form
+
+
 def _converted(part: Part, count: int, form: Form) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
     """Yield the first row of each chunk, and its constants."""
     tensor = part.tensor
     row_bytes = tensor.size // prod(tensor.dims[1:])
     step = max(1, CONVERT_CHUNK // row_bytes)
-    with mapped(tensor) as (data, drop):
+    with mapped(tensor) if part.numbers is None else nullcontext((part.numbers, bool)) as (data, drop):
         source = data.reshape(-1, row_bytes)
         for first in range(0, count, step):
             window = slice(first, first + step)

@@ -37,9 +37,9 @@ struct Sequence {
 
 struct Step {
     Shape shape;
-    const float *queries, *keys, *values;  // [token][head][size]
+    const float *queries, *keys, *values;  // [token][head][size], of values [value_size]
     uint16_t *key_cache, *value_cache;
-    float* out;  // as the queries
+    float* out;  // [token][head][value_size]
     std::vector<Sequence> sequences;
 
     size_t width() const { return shape.heads * shape.size; }
@@ -62,8 +62,8 @@ struct PromptTask {
 };
 
 // Write keys or values of a step into the cache.
-inline void store(const Kernels& kernels, const Step& step, const float* from, uint16_t* cache) {
-    const size_t size = step.shape.size, kv_heads = step.shape.kv_heads;
+inline void store(const Kernels& kernels, const Step& step, const float* from, size_t size, uint16_t* cache) {
+    const size_t kv_heads = step.shape.kv_heads;
     for (const Sequence& sequence : step.sequences)
         for (size_t t = sequence.begin; t < sequence.end; ++t) {
             const size_t place = sequence.past + t - sequence.begin;
@@ -99,6 +99,7 @@ inline void compute(const Step& step) {
     static const Kernels kernels = best_kernels();
     const Shape& shape = step.shape;
     const size_t group = shape.group(), size = shape.size, width = step.width();
+    const size_t value_size = shape.value_size, out_width = shape.heads * value_size;
     std::vector<PromptTask> tasks = prompt_tasks(step);
     std::vector<Single> singles;
     std::vector<SingleTask> single_tasks;
@@ -106,8 +107,8 @@ inline void compute(const Step& step) {
     thread_local std::vector<float> own_queries;
     std::vector<Partial>& partials = own_partials;  // other threads have others of these names
     std::vector<float>& split = own_queries;
-    store(kernels, step, step.keys, step.key_cache);
-    store(kernels, step, step.values, step.value_cache);
+    store(kernels, step, step.keys, size, step.key_cache);
+    store(kernels, step, step.values, value_size, step.value_cache);
     auto next = step.sequences.begin();
     do {
         singles.clear(), single_tasks.clear();
@@ -134,7 +135,7 @@ inline void compute(const Step& step) {
                     const Sequence& sequence = *task.sequence;
                     const Rows rows{task.begin, task.end, group, sequence.past, shape.window};
                     kernels.prompt(shape, rows, sequence.blocks, step.queries + sequence.begin * width, step.key_cache,
-                                   step.value_cache, task.kv_head, step.out + sequence.begin * width, buffers);
+                                   step.value_cache, task.kv_head, step.out + sequence.begin * out_width, buffers);
                     continue;
                 }
                 const SingleTask& task = single_tasks[i];
@@ -147,16 +148,16 @@ inline void compute(const Step& step) {
         });
         for (const Single& single : singles)
             for (size_t head = 0; head < shape.heads; ++head)
-                kernels.merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), size,
+                kernels.merge(partials.data() + single.partials + head, shape.heads, single.context.parts(), value_size,
                               shape.sinks ? shape.sinks + head : nullptr,
-                              step.out + single.sequence->begin * width + head * size);
+                              step.out + single.sequence->begin * out_width + head * value_size);
         tasks.clear();
     } while (next != step.sequences.end());
 }
 
-// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, the addresses of the caches
-// of keys and of values as bytes, because the plugin makes i32 of i64, layer by layer, each
-// [blocks, kv_heads, 32, size] in bf16, then past_lens, subsequence_begins, block_indices and block_indices_begins, as
+// Inputs: queries [tokens, heads * size], keys and values [tokens, kv_heads * size] in f32, whose sizes may
+// differ, the addresses of the caches of keys and of values as bytes, because the plugin makes i32 of i64, layer by
+// layer, each [blocks, kv_heads, 32, size] in bf16, then past_lens, subsequence_begins, block_indices and block_indices_begins, as
 // of OpenVINO's PagedAttention, and, if there are any, the sinks of the heads in f32.
 class PagedAttention : public ov::op::Op {
 public:
@@ -177,7 +178,10 @@ public:
     }
 
     void validate_and_infer_types() override {
-        set_output_type(0, ov::element::f32, get_input_partial_shape(0));
+        auto shape = get_input_partial_shape(0);
+        const auto &keys = get_input_partial_shape(1)[1], &values = get_input_partial_shape(2)[1];
+        shape[1] = shape[1].get_length() / keys.get_length() * values.get_length();
+        set_output_type(0, ov::element::f32, shape);
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
@@ -188,13 +192,14 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const ov::Shape queries = inputs[0].get_shape();
-        outputs[0].set_shape(queries);
         const size_t kv_heads = static_cast<size_t>(m_kv_heads), size = inputs[1].get_shape()[1] / kv_heads;
+        const size_t heads = queries[1] / size, value_size = inputs[2].get_shape()[1] / kv_heads;
+        outputs[0].set_shape({queries[0], heads * value_size});
         const auto numbers = [&](size_t at) { return inputs[at].data<const float>(); };
         const auto places = [&](size_t at) { return inputs[at].data<const int32_t>(); };
         uint16_t* caches[2];
         std::memcpy(caches, inputs[3].data<const uint8_t>() + m_layer * sizeof caches, sizeof caches);
-        Step step{{queries[1] / size, kv_heads, size, m_scale, static_cast<size_t>(m_window),
+        Step step{{heads, kv_heads, size, value_size, m_scale, static_cast<size_t>(m_window),
                    inputs.size() > SINKS_AT ? numbers(SINKS_AT) : nullptr},
                   numbers(0), numbers(1), numbers(2), caches[0], caches[1], outputs[0].data<float>(), {}};
         const int32_t *past = places(4), *begins = places(5), *blocks = places(6), *first_blocks = places(7);

@@ -35,8 +35,8 @@ def replace_attention(model: openvino.Model, library: Library, block_tokens: int
     addresses = ops.parameter([ADDRESS_BYTES * 2 * len(layers)], np.uint8, name=ADDRESSES)
     addresses.output(0).get_tensor().set_names({ADDRESSES})
     for layer, node in enumerate(layers):
-        heads, size = _shape(node, "k")
-        for port in [node.input_value(at) for at in CACHE_AT]:
+        for letter, port in zip("kv", [node.input_value(at) for at in CACHE_AT], strict=True):
+            heads, size = _shape(node, letter)
             shapes[port.get_any_name()] = [heads, block_tokens, 2 * size]
             model.remove_parameter(port.get_node())
         inputs = [*(node.input_value(at) for at in range(3)), addresses.output(0)]
@@ -69,7 +69,9 @@ def _is_plain(node: Any) -> bool:
     if not set(node.get_rt_info()) >= HEADS:
         return False
     shapes = {_shape(node, letter) for letter in "kv"}
-    if len(shapes) > 1 or any(size % SIZE_UNIT or size > MAX_SIZE for _, size in shapes):
+    if len({heads for heads, _ in shapes}) > 1:
+        return False
+    if any(size % SIZE_UNIT or size > MAX_SIZE for _, size in shapes):
         return False
     if any(node.output(at).get_target_inputs() for at in range(1, node.get_output_size())):
         return False

@@ -20,7 +20,8 @@ constexpr float LOG2_E = 1.44269504f, LN_2_HIGH = 0.693359375f, LN_2_LOW = -2.12
 constexpr float EXPONENTIAL[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
 
 struct Shape {
-    size_t heads, kv_heads, size;
+    size_t heads, kv_heads;
+    size_t size, value_size;  // of a head of queries and keys, and of values
     float scale;
     size_t window;       // tokens that a query sees; 0: all
     const float* sinks;  // scores of each head that weigh nothing; null: none
@@ -58,7 +59,7 @@ struct Buffers {
     // Of a part, in factors: [block][factor of numbers][token], [panel][factor of tokens][number].
     std::vector<uint32_t> keys, values;
     std::vector<uint32_t> queries;       // [row][QUERY_STRIDE]
-    std::vector<float> sums;             // [row][size]
+    std::vector<float> sums;             // [row][value_size]
     std::vector<float> largest, totals;  // [row]
 };
 
@@ -70,9 +71,9 @@ struct Kernels {
     // One token, for the heads that share keys, over the tokens [begin, end) of a context: a partial of each.
     void (*decode)(const Shape&, const float* queries, const Context&, size_t begin, size_t end, const uint16_t* keys,
                    const uint16_t* values, size_t kv_head, Partial* to);
-    // Add the parts of a head, `stride` from one to the next. `sink`: of the head, or null.
+    // Add the parts of a head, `size` numbers of values, `stride` from one to the next. `sink`: of the head, or null.
     void (*merge)(const Partial* from, size_t stride, size_t parts, size_t size, const float* sink, float* to);
-    // Rows of a prompt for a head of keys: `out` [row] is `size` numbers. Queries [token][heads * size] in f32.
+    // Rows of a prompt for a head of keys: `out` [row] is `value_size` numbers. Queries [token][heads * size] in f32.
     void (*prompt)(const Shape&, const Rows&, const int32_t* blocks, const float* queries, const uint16_t* keys,
                    const uint16_t* values, size_t kv_head, float* out, Buffers&);
 };

@@ -55,8 +55,8 @@ template <int HEADS>
 TARGET __attribute__((flatten)) void decode_heads(const Shape& shape, const float* queries, const Context& context,
                                                   size_t begin, size_t end, const uint16_t* keys,
                                                   const uint16_t* values, size_t kv_head, Partial* to) {
-    const size_t size = shape.size;
-    const auto place = [&](size_t token) {
+    const size_t size = shape.size, value_size = shape.value_size;
+    const auto place = [&](size_t token, size_t size) {
         return (static_cast<size_t>(context.blocks[token / BLOCK]) * shape.kv_heads + kv_head) * BLOCK * size;
     };
     constexpr int FREE_PAIRS = REGISTERS * 3 / 4 / (2 * HEADS);  // as many registers as there are
@@ -65,14 +65,14 @@ TARGET __attribute__((flatten)) void decode_heads(const Shape& shape, const floa
     Vector sums[HEADS];
     for (int h = 0; h < HEADS; ++h) {
         to[h].largest = -INFINITY, sums[h] = all(0);
-        std::fill_n(to[h].values, size, 0.0f);
+        std::fill_n(to[h].values, value_size, 0.0f);
     }
     for (size_t block = begin / BLOCK * BLOCK; block < end; block += BLOCK) {
         const size_t next = std::min(block + BLOCK, (end - 1) / BLOCK * BLOCK);
         const size_t from = block < begin ? begin - block : 0, until = std::min(BLOCK, end - block);
         alignas(64) float weights[HEADS][BLOCK];
         Vector products[HEADS][BLOCK];
-        const uint16_t *key = keys + place(block), *ahead = keys + place(next);
+        const uint16_t *key = keys + place(block, size), *ahead = keys + place(next, size);
         for (size_t t = 0; t < until; t += 2, key += 2 * size, ahead += 2 * size) {
             Vector first[HEADS], second[HEADS];
             for (int h = 0; h < HEADS; ++h) first[h] = second[h] = all(0);
@@ -109,18 +109,18 @@ TARGET __attribute__((flatten)) void decode_heads(const Shape& shape, const floa
             if (largest > to[h].largest) {  // what was added up counts less
                 const Vector less = exponential(all(to[h].largest - largest));
                 sums[h] = multiply(sums[h], less);
-                for (size_t at = 0; at < size; at += LANES)
+                for (size_t at = 0; at < value_size; at += LANES)
                     store(to[h].values + at, multiply(load(to[h].values + at), less));
                 to[h].largest = largest;
             }
             sums[h] = add(sums[h], sum);
         }
-        const uint16_t *value = values + place(block), *next_value = values + place(next);
+        const uint16_t *value = values + place(block, value_size), *next_value = values + place(next, value_size);
         size_t at = 0;
-        for (; at + WIDE * PAIR <= size; at += WIDE * PAIR)
-            add_values<HEADS, WIDE>(value + at, next_value + at, weights, from, until, size, to, at);
-        for (; at < size; at += PAIR)
-            add_values<HEADS, 1>(value + at, next_value + at, weights, from, until, size, to, at);
+        for (; at + WIDE * PAIR <= value_size; at += WIDE * PAIR)
+            add_values<HEADS, WIDE>(value + at, next_value + at, weights, from, until, value_size, to, at);
+        for (; at < value_size; at += PAIR)
+            add_values<HEADS, 1>(value + at, next_value + at, weights, from, until, value_size, to, at);
     }
     for (int h = 0; h < HEADS; ++h) to[h].sum = sum_of(sums[h]);
 }

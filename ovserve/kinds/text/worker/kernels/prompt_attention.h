@@ -87,23 +87,23 @@ INLINE float weigh(const float* scores, size_t start, size_t count, size_t from,
 TARGET __attribute__((flatten)) void prompt(const Shape& shape, const Rows& rows, const int32_t* blocks,
                                             const float* queries, const uint16_t* keys, const uint16_t* values,
                                             size_t kv_head, float* out, Buffers& own) {
-    const size_t size = shape.size, count = rows.end - rows.begin, tiles = (count + TILE - 1) / TILE;
+    const size_t size = shape.size, value_size = shape.value_size, count = rows.end - rows.begin, tiles = (count + TILE - 1) / TILE;
     const size_t context = rows.seen_until(rows.end - 1), start = rows.seen_from(rows.begin) / PART * PART;
     const size_t panel_keys = size / UNIT * PANEL, panel_values = PART / UNIT * PANEL;
-    own.keys.resize(PART / PANEL * panel_keys), own.values.resize(size / PANEL * panel_values);
-    own.queries.resize(tiles * TILE * QUERY_STRIDE), own.sums.assign(tiles * TILE * size, 0.0f);
+    own.keys.resize(PART / PANEL * panel_keys), own.values.resize(value_size / PANEL * panel_values);
+    own.queries.resize(tiles * TILE * QUERY_STRIDE), own.sums.assign(tiles * TILE * value_size, 0.0f);
     own.largest.assign(tiles * TILE, -INFINITY), own.totals.assign(tiles * TILE, 0.0f);
     for (size_t row = 0; shape.sinks && row < count; ++row) {
         own.largest[row] = shape.sinks[kv_head * rows.group + (rows.begin + row) % rows.group];
         own.totals[row] = 1;
     }
-    const auto place = [&](size_t row) {  // of a row among queries and answers
+    const auto place = [&](size_t row, size_t size) {  // of a row among queries or answers
         row += rows.begin;
         return (row / rows.group * shape.heads + kv_head * rows.group + row % rows.group) * size;
     };
     for (size_t row = 0; row < tiles * TILE; ++row)  // those behind the last are computed like it
         for (size_t at = 0; at < size; at += PANEL) {
-            const float* from = queries + place(std::min(row, count - 1)) + at;
+            const float* from = queries + place(std::min(row, count - 1), size) + at;
             store_factors(own.queries.data() + row * QUERY_STRIDE + at / UNIT, multiply(load(from), all(shape.scale)),
                           multiply(load(from + LANES), all(shape.scale)));
         }
@@ -112,9 +112,9 @@ TARGET __attribute__((flatten)) void prompt(const Shape& shape, const Rows& rows
     for (size_t part = start; part < context; part += PART) {
         const size_t until = std::min(part + PART, context);
         for (size_t token = part; token < until; token += BLOCK) {
-            const size_t at = (static_cast<size_t>(blocks[token / BLOCK]) * shape.kv_heads + kv_head) * BLOCK * size;
-            pack_keys(keys + at, size, own.keys.data() + (token - part) / PANEL * panel_keys);
-            pack_values(values + at, size, until - token, own.values.data() + (token - part) / UNIT * PANEL,
+            const size_t at = (static_cast<size_t>(blocks[token / BLOCK]) * shape.kv_heads + kv_head) * BLOCK;
+            pack_keys(keys + at * size, size, own.keys.data() + (token - part) / PANEL * panel_keys);
+            pack_values(values + at * value_size, value_size, until - token, own.values.data() + (token - part) / UNIT * PANEL,
                         panel_values);
         }
         for (size_t tile = 0; tile < tiles; ++tile) {
@@ -139,23 +139,24 @@ TARGET __attribute__((flatten)) void prompt(const Shape& shape, const Rows& rows
                 less[r] = weigh(scores[r], part, tokens, rows.seen_from(row), rows.seen_until(row), own.largest[at],
                                 own.totals[at], weights + r * WEIGHT_STRIDE);
             }
-            for (size_t at = 0; at < size; at += PANEL) {
-                float* to = own.sums.data() + tile * TILE * size + at;
+            for (size_t at = 0; at < value_size; at += PANEL) {
+                float* to = own.sums.data() + tile * TILE * value_size + at;
                 Vector sums[TILE][2];
 #pragma GCC unroll 12
                 for (size_t r = 0; r < TILE; ++r)
                     for (size_t half = 0; half < 2; ++half)
-                        sums[r][half] = multiply(load(to + r * size + half * LANES), all(less[r]));
+                        sums[r][half] = multiply(load(to + r * value_size + half * LANES), all(less[r]));
                 multiply_rows<WEIGHT_STRIDE>(weights, own.values.data() + at / PANEL * panel_values, tokens / UNIT, sums);
 #pragma GCC unroll 12
                 for (size_t r = 0; r < TILE; ++r)
-                    for (size_t half = 0; half < 2; ++half) store(to + r * size + half * LANES, sums[r][half]);
+                    for (size_t half = 0; half < 2; ++half) store(to + r * value_size + half * LANES, sums[r][half]);
             }
         }
     }
     for (size_t row = 0; row < count; ++row)
-        for (size_t at = 0; at < size; at += LANES)
-            store(out + place(row) + at, divide(load(own.sums.data() + row * size + at), all(own.totals[row])));
+        for (size_t at = 0; at < value_size; at += LANES)
+            store(out + place(row, value_size) + at,
+                  divide(load(own.sums.data() + row * value_size + at), all(own.totals[row])));
 }
 
 }  // namespace
