@@ -18,7 +18,7 @@ import numpy as np
 
 from ovserve.kinds.text.worker.genai.vocabulary import read_vocabulary
 from ovserve.kinds.text.worker.paged.grammars import Compiler
-from ovserve.kinds.text.worker.paged.masks import apply, mask_bits, mask_of, words
+from ovserve.kinds.text.worker.paged.masks import mask_bits, mask_of, restrict, words
 from ovserve.llm.grammar.constraint import (
     Format,
     any_text,
@@ -95,7 +95,7 @@ def applied(logits: int, rows: int, share: float) -> float:
     masks = np.stack(
         [mask_of(np.flatnonzero(random.random(logits) < share).tolist(), logits) for _ in range(rows)]
     )
-    return timed(lambda: apply(row, masks, range(rows)))
+    return timed(lambda: [*map(restrict, row, masks)])
 
 
 def main() -> None:

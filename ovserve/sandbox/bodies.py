@@ -27,7 +27,7 @@ from ovserve.api.openai.body import (
     read_head,
 )
 from ovserve.errors import PayloadTooLarge, Unavailable
-from ovserve.llm.grammar.rules import Costly, in_all, in_loop
+from ovserve.llm.grammar.rules import Budget, Costly, in_loop
 from ovserve.sandbox.messages import OutOfMemory
 from ovserve.sandbox.pool import RETRY_AFTER, CallTimeout, Pool, ProcessEnded
 
@@ -45,7 +45,7 @@ def initialize() -> None:
 
 def within_budget(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a body process."""
-    with in_all():
+    with Budget():
         return function(*arguments)
 
 

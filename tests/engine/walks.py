@@ -48,6 +48,12 @@ class Walks:
             wanted += [*map(int, ids), self._tokenizer.get_eos_token_id()]
         self._wanting = self._pipeline(wanted)
 
+    def begins(self, constraint: Constraint, tokens: list[int]) -> bool:
+        """Whether a text that the grammar accepts begins with these tokens."""
+        config = _config(structural_tag(constraint.format), len(tokens))
+        [written] = self._pipeline(tokens).generate(_one_token(), config).tokens
+        return written == tokens
+
     def tries(self, constraint: Constraint, text: str) -> str:
         """`text` if the grammar accepts it; else it goes another way where the grammar refused."""
         assert self._wanting is not None, "it has learnt no text"

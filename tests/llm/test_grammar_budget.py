@@ -14,7 +14,7 @@ import pytest
 
 from ovserve.errors import InvalidArgument
 from ovserve.llm.grammar.guidance import guided
-from ovserve.llm.grammar.rules import Costly, in_all, in_loop
+from ovserve.llm.grammar.rules import Budget, Costly, in_loop
 from ovserve.llm.grammar.writer import compact, write
 from ovserve.llm.parsing import registry
 from ovserve.llm.request import ToolPolicy
@@ -148,14 +148,14 @@ def test_many_tools_share_one_budget(dialect: str) -> None:
 def test_no_number_of_tools_takes_more_than_the_work_of_a_request(dialect: str) -> None:
     # Each of these alone is within the bound, and all of them are a few bytes of grammar.
     slow = {"type": "object", "properties": {"a": {"allOf": [{"title": "n", "type": "integer"}] * 30_000}}}
-    with in_all(), pytest.raises(InvalidArgument, match="400000 steps"):
+    with Budget(), pytest.raises(InvalidArgument, match="400000 steps"):
         asked(policy(1000, slow), dialect)
 
 
 def test_what_a_coding_agent_sends_is_read_at_once_or_in_a_body_process() -> None:
     nested = properties(8, lambda i: properties(4, lambda j: {"type": "string", "description": "x" * 80}))
     sixty = policy(60, {**nested, "required": ["k0", "k1"], "additionalProperties": False})
-    with in_all():
+    with Budget():
         assert asked(sixty, "hermes3") is not None
     few = policy(12, {**nested, "required": ["k0", "k1"], "additionalProperties": False})
     with in_loop():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import random
@@ -150,10 +151,22 @@ def test_a_format_rejects_what_looks_like_it() -> None:
     for name, text in (
         ("ipv4", "46.095.54.55"),
         ("ipv4", "256.1.1.1"),
-        ("date", "2023-02-29"),
         ("time", "24:00:00Z"),
     ):
         assert json.dumps(text) not in instances({"type": "string", "format": name})
+
+
+def test_dates_are_those_of_a_calendar() -> None:
+    """Also without the year 0, which clients in Python and other languages cannot read."""
+    found = instances({"type": "string", "format": "date"})
+    for year in (0, 1, 4, 10, 96, 99, 100, 104, 400, 999, 1000, 1900, 2000, 2023, 2024, 9996, 9999):
+        for day in ("01-01", "02-28", "02-29", "02-30", "04-30", "04-31", "12-31", "13-01"):
+            text = f"{year:04}-{day}"
+            try:
+                is_date = bool(datetime.date.fromisoformat(text))
+            except ValueError:
+                is_date = False
+            assert (json.dumps(text) in found) == is_date, text
 
 
 @pytest.mark.parametrize(

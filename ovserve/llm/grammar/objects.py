@@ -21,10 +21,9 @@ from ovserve.llm.grammar.conjunction import Conjunction, Schema
 from ovserve.llm.grammar.judge import finite_strings, finite_texts, fits, fits_pattern, may_match_all
 from ovserve.llm.grammar.rule_writer import RuleWriter
 from ovserve.llm.grammar.rules import STEP_BYTES, Body, Repeat, Tokens
-from ovserve.llm.grammar.text import complement, in_string
+from ovserve.llm.grammar.text import PLAIN_ASCII, complement, in_string, intersection
 
 _NARROWING = frozenset(("format", "pattern", "minLength", "maxLength", UNLIKE))
-_ESCAPED = '"/\\'  # a slash may be escaped
 _END = ""  # the mark of a name's end in the trie
 
 
@@ -68,13 +67,12 @@ def other_keys(writer: RuleWriter, names: Iterable[str]) -> int:
 
 
 def _others(writer: RuleWriter, chars: list[str]) -> Body:
-    """Return the rest of a string that begins with none of these; in short EBNF if they need no escape."""
-    if all(" " <= char <= "~" and char not in _ESCAPED for char in chars):
-        escaped = writer.rules.name_rule(f'"\\\\" ["\\\\bfnrt] {strings.end(writer)}')
-        others = "".join(char if char.isalnum() else f"\\u{ord(char):04x}" for char in chars)
-        return [[f'[^"\\\\\\u0000-\\u001f\\u007f{others}] {strings.end(writer)} | {escaped}']]
-    other = in_string(complement([(ord(char), ord(char)) for char in chars]))
-    return [] if other is None else [[other, strings.rest(writer)]]
+    """Return the rest of a string that begins with none of these, as a rule, which places with the same
+    characters share: a mask of one takes 5 ms to compile."""
+    ranges, end = complement([(ord(char), ord(char)) for char in chars]), strings.end(writer)
+    plain, others = (in_string(intersection(ranges, part)) for part in (PLAIN_ASCII, complement(PLAIN_ASCII)))
+    texts = [f"{first} {end}" for first in (plain, others and writer.rules.name_rule(others)) if first]
+    return [[writer.rules.text(" | ".join(texts))]]
 
 
 OPEN = ("additionalProperties", "unevaluatedProperties")

@@ -300,8 +300,3 @@ def budget() -> Budget:
 def in_loop() -> Budget:
     """Raise Costly from inside as soon as the schemas take more time than the event loop has."""
     return Budget(LOOP_STEPS, elsewhere=True)
-
-
-def in_all() -> Budget:
-    """Limit the total work of all schemas inside."""
-    return Budget()

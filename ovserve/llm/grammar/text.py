@@ -22,8 +22,6 @@ ESCAPE = (
     f'["\\\\/bfnrt] | "u" ([0-9a-cA-CefEF] {HEX} {HEX} {HEX} | [dD] [0-7] {HEX} {HEX}'
     f' | [dD] [89abAB] {HEX} {HEX} "\\\\u" [dD] [c-fC-F] {HEX} {HEX})'
 )
-PLAIN = '[^"\\\\\\u0000-\\u001f\\u007f]'  # characters that stand for themselves
-CHARACTER = f'{PLAIN} | "\\\\" ({ESCAPE})'
 
 
 def quoted(text: str) -> str:
@@ -97,15 +95,34 @@ def character_class(ranges: Ranges) -> str:
         ranges = [*after, *ranges[1:], (0x5E, 0x5E)]
         if len(ranges) == 1:
             return '"^"'
-    return "[" + "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in ranges) + "]"
+    parts = [part for low, high in ranges for part in _split(low, high)]
+    return "[" + "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in parts) + "]"
+
+
+def _split(low: int, high: int) -> Ranges:
+    """Return the range in parts of which OpenVINO GenAI's library misses none.
+
+    It does not write the last bytes of its end where that is the first or second one of several."""
+    parts = []
+    for last_bytes in (0x3FFFF, 0xFFF):
+        start = high & ~last_bytes
+        if low < start and (high + 1) & last_bytes and high != LAST_CHARACTER:
+            parts.append((low, start - 1))
+            low = start
+    return [*parts, (low, high)]
 
 
 def _code(code: int) -> str:
-    if chr(code).isascii() and chr(code).isalnum():
+    if 0x20 <= code < 0x7F and chr(code) not in '"-[\\]^':
         return chr(code)
     # The library reads all hex digits that follow `\x`, but exactly 4 of `\u` and 8 of `\U`.
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
+
+# Characters of a string that stand for themselves. A negative class would admit bytes of surrogates, which no
+# client can decode, or in OpenVINO GenAI's library nothing above its bounds.
+PLAIN = character_class(complement(_UNSAFE))
+PLAIN_ASCII = intersection([(0, 0x7F)], complement(_UNSAFE))
 
 BLOCK_REPETITIONS = 32
 INLINE_REPETITIONS = 64  # repetitions that are written as they stand: such a token takes 2 ms

@@ -11,7 +11,7 @@ import pytest
 from ovserve.errors import LoadError
 from ovserve.kinds.text.worker.genai.vocabulary import Vocabulary, read_vocabulary
 from ovserve.kinds.text.worker.paged.grammars import Compiler, library
-from ovserve.kinds.text.worker.paged.masks import Matcher, apply, mask_bits, words
+from ovserve.kinds.text.worker.paged.masks import Matcher, mask_bits, restrict, words
 from ovserve.llm.grammar.constraint import Format, constrain, structural_tag
 
 QWEN = Path(__file__).parents[3] / "models/qwen2.5-coder-0.5b"
@@ -79,7 +79,7 @@ class Masks:
             if step >= HURRY:
                 logits[0, self._liked] += 20
             if matcher.fill(rows[0]):
-                apply(logits, rows, [0])
+                restrict(logits[0], rows[0])
             token = int(logits[0].argmax())
             assert np.isfinite(logits[0, token]), found
             assert matcher.accept(token), found

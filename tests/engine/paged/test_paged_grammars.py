@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -229,6 +230,46 @@ def test_both_libraries_admit_the_same_texts(masks: Masks, walks: Walks, name: s
     assert [walks.tries(asked, text) for text in texts] == texts
     theirs = [text for text, ended in (walks.anything(asked, seed, 100) for seed in range(3)) if ended]
     assert all(masks.admits(form, text.encode()) for text in theirs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("schema", "start"),
+    [
+        ({}, b'{"'),
+        ({"type": "string"}, b'"'),
+        ({"type": "string", "maxLength": 9}, b'"'),
+        ({"type": "string", "pattern": "^[^a]*$", "maxLength": 9}, b'"'),
+        ({"type": "string", "not": {"const": "x"}}, b'"'),
+        ({"type": "object", "properties": {"k": {}}, "additionalProperties": True}, b'{"'),
+    ],
+)
+def test_both_libraries_admit_all_bytes_but_those_of_surrogates(
+    masks: Masks, walks: Walks, schema: Any, start: bytes
+) -> None:
+    form = compact(schema) if schema else c.json_object()
+    for code in (0x80, 0x7FF, 0x800, 0xD7FF, 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xE000, 0xFFFF, 0x10FFFF):
+        char = chr(code).encode("utf-8", "surrogatepass")
+        tokens = [masks.id_of[text] for text in (start, *(bytes([byte]) for byte in char))]
+        is_text = not 0xD800 <= code <= 0xDFFF
+        assert walks.begins(c.constrain(form, "x"), tokens) == is_text, hex(code)
+        assert all(map(masks.matcher(form).accept, tokens)) == is_text, hex(code)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("low", "high"), [(0x80, 0xD7A3), (0x61AE, 0xA74E), (0x10000, 0x1F64F), (0x900, 0x1F64F), (0xE0, 0xFF)]
+)
+def test_both_libraries_admit_all_characters_of_a_range(
+    masks: Masks, walks: Walks, low: int, high: int
+) -> None:
+    form = compact({"type": "string", "pattern": f"^[{chr(low)}-{chr(high)}]$"})
+    middle = {high & ~0xFFF, (high & ~0xFFF) - 1, high & ~0x3F, low | 0x3F, low | 0xFFF}
+    for code in sorted({low - 1, low, high, high + 1, *middle} - {*range(-1, 0x80)}):
+        tokens = [masks.id_of[text] for text in (b'"', *(bytes([byte]) for byte in chr(code).encode()))]
+        is_in = low <= code <= high
+        assert walks.begins(c.constrain(form, "x"), tokens) == is_in, hex(code)
+        assert all(map(masks.matcher(form).accept, tokens)) == is_in, hex(code)
 
 
 @pytest.fixture(scope="module")

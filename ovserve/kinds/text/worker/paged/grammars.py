@@ -255,9 +255,8 @@ def _follow(form: Any, before: set[str], before_json: set[str]) -> set[str]:
 
 
 def _texts(value: Any) -> set[str]:
-    return {
-        text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text
-    }
+    values = value if isinstance(value, list) else [value]
+    return {text for text in values if isinstance(text, str) and text}
 
 
 def message_of(error: Exception) -> str:

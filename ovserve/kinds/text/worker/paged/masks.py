@@ -3,10 +3,10 @@
 A mask has one bit per token, in 32-bit words. Its cost by grammar is in `grammars.py`. It depends only on the
 tokens so far, so it may be made on another thread while the model computes: the library releases the GIL.
 
-`apply` uses numpy, because the library's own kernel writes each forbidden logit by itself: 526 us for a row
-of 151,936 logits of which few are allowed, here 42. `make bench-masks` measures it: 17 and 15 us for a row of
-49,152 with few allowed and with few forbidden, 1.2 and 0.9 ms for 64 rows; 42 and 33 us, 3.4 and 2.2 ms for
-151,936.
+`restrict` uses numpy, because the library's own kernel writes each forbidden logit by itself: 526 us for a
+row of 151,936 logits of which few are allowed, here 42. `make bench-masks` measures it: 17 and 15 us for a
+row of 49,152 with few allowed and with few forbidden, 1.2 and 0.9 ms for 64 rows; 42 and 33 us, 3.4 and 2.2
+ms for 151,936.
 
 A grammar cannot say that the keys of an object differ. `JsonKeys` follows the JSON of an answer, and the mask
 also forbids the tokens that would complete a key which its object already has. That takes 12 to 30 us per
@@ -107,12 +107,8 @@ def in_one_line(text: str) -> str:
     def spaced(match: re.Match[str]) -> str:
         part, end = match[0], match.end()
         if part.isspace():
-            in_number = text[max(match.start() - 1, 0)].isalnum() and text[end : end + 1] not in (
-                "}",
-                "]",
-                ",",
-            )
-            return " " if in_number else ""
+            before, after = text[max(match.start() - 1, 0)], text[end : end + 1]
+            return " " if before.isalnum() and after not in ("}", "]", ",") else ""
         return f"{part} " if part in ",:" and end < len(text) else part
 
     return _JSON_PARTS.sub(spaced, text)
@@ -375,12 +371,6 @@ class Matcher:
                 bits[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
             if mask.any():
                 self._mask = mask
-
-
-def apply(logits: NDArray[np.float32], masks: NDArray[np.int32], rows: Sequence[int]) -> None:
-    """Set the forbidden logits of `rows` to minus infinity, each by the mask of the same place in `masks`."""
-    for row, mask in zip(rows, masks, strict=False):
-        restrict(logits[row], mask)
 
 
 def restrict(row: Logits, mask: Mask) -> None:
