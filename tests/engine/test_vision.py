@@ -3,6 +3,8 @@ counted with their images, and what the library dies of does not reach it."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import shutil
 import subprocess
@@ -15,14 +17,17 @@ import numpy as np
 import pytest
 
 from ovserve.engine.protocol.messages import Add
-from ovserve.engine.protocol.specs import TextSpec
+from ovserve.engine.protocol.specs import StatefulTextSpec, TextSpec
 from ovserve.errors import ContextLengthExceeded, InvalidArgument, LoadError
-from ovserve.kinds.text.worker.genai import GenAIEngine
+from ovserve.kinds.text.worker.genai import GenAIEngine, StatefulEngine
 from ovserve.llm.images import Image, tag
 from ovserve.llm.request import Sampling
-from scripts.vision_model import IMAGE_TOKENS
+from scripts.vision_model import IMAGE_TOKENS, make
 from scripts.vision_parts import CONTEXT
 from tests.engine.real import EXACT, Queued, Result, run
+
+# Of bytes, with the special tokens of LLaVA, and `<s>` before each text, as openvino_tokenizers 2026.4.1 writes it.
+TOKENIZER = Path(__file__).parents[1] / "vectors/begin_token/tokenizer.json.gz"
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +94,22 @@ def test_prompt_tokens_are_the_librarys(engine: GenAIEngine, prompt: str, images
     handle = engine._live[id_].handle
     run(engine)
     assert handle.get_perf_metrics().get_num_input_tokens() == counted
-    text = prompt
-    for n in range(images):
-        text = text.replace(tag(n), "")
-    assert counted == len(text) + images * IMAGE_TOKENS
+    assert counted == len(prompt) + images * (IMAGE_TOKENS - len(tag(0)))
+
+
+@pytest.mark.parametrize(("kind", "spec"), [(GenAIEngine, TextSpec), (StatefulEngine, StatefulTextSpec)])
+def test_the_token_before_a_text_is_there_once(tmp_path: Path, kind: Any, spec: Any) -> None:
+    """A chat template writes it, and the library adds it to every text."""
+    make(tmp_path)
+    for name, content in json.loads(gzip.decompress(TOKENIZER.read_bytes())).items():
+        (tmp_path / name).write_bytes(bytes.fromhex(content))
+    engine = kind(spec(str(tmp_path), properties=EXACT))
+    for prompt, images in (("hello", ()), (f"{tag(0)}hello", (image(1),)), ("", ())):
+        written, counted = add(engine, f"<s>{prompt}", *images)
+        text = run(engine)[written].text
+        assert counted == 1 + len(prompt) + len(images) * (IMAGE_TOKENS - len(tag(0)))
+        assert generate(engine, prompt, *images).text == text
+        assert generate(engine, f"<s><s>{prompt}", *images).text != text
 
 
 def steps_of(engine: GenAIEngine, prompt: str, *images: Image) -> int:

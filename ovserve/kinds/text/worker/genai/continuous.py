@@ -236,8 +236,7 @@ class GenAIEngine:
             self._vision: VisionInput | None = None
             if files.vision:
                 encode, beside = self.text.encode, Beside(self._pipeline)
-                markers = self.facts.image_markers
-                self._vision = VisionInput(encode, beside, files, markers, lookup=spec.prompt_lookup)
+                self._vision = VisionInput(encode, beside, files, self.facts, lookup=spec.prompt_lookup)
                 self.facts = self._vision.facts(self.facts)
             self.grammars = Grammars()
             length = context_limit(self.facts.max_length, spec.max_model_len)
@@ -358,7 +357,7 @@ class GenAIEngine:
         `can_schedule` would not let in."""
         if request.id in self._held:
             raise Internal(f"request {request.id} is already running")
-        ids = self._encode_prompt(request) if encoded is None else encoded
+        ids = (self._vision or self.text).encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
         sampling, max_tokens = self._admit(request, prompt_tokens)
         if self._caches and scores_prompt(sampling):
@@ -390,11 +389,6 @@ class GenAIEngine:
         self._reservation.admitted(request.id, demand)
         return Accepted(request.id, prompt_tokens, max_tokens, None)
 
-    def _encode_prompt(self, request: Add) -> openvino.Tensor:
-        if self._vision is not None:
-            return self._vision.encode_prompt(request)
-        return self.text.encode_prompt(request)
-
     def _admit(self, request: Add, prompt_tokens: int) -> tuple[Sampling, int]:
         """Return the options in effect, and how many tokens may be generated (see `admit`)."""
         sampling = filled(self._mode, request.sampling)
@@ -406,8 +400,8 @@ class GenAIEngine:
     ) -> ov_genai.GenerationHandle:
         try:
             if self._vision is not None:
-                images = tensors(request.images)
-                return self._pipeline.add_request(request.id, request.prompt, images, config)
+                text, images = self._vision.text(request), tensors(request.images)
+                return self._pipeline.add_request(request.id, text, images, config)
             return self._pipeline.add_request(request.id, ids, config)
         except (RuntimeError, TypeError) as error:
             raise InvalidArgument(sentence(error)) from error

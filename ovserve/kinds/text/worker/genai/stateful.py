@@ -135,8 +135,7 @@ class StatefulEngine:
             self.text = Text(tokenizer, self.facts)
             self._vision: VisionInput | None = None
             if files.vision:
-                encode, markers = self.text.encode, self.facts.image_markers
-                self._vision = VisionInput(encode, self._answer_seeing, files, markers)
+                self._vision = VisionInput(self.text.encode, self._answer_seeing, files, self.facts)
                 self.facts = self._vision.facts(self.facts)
             self.grammars = Grammars(quiet=lambda: self._running is None)
             with self.text.proving(uses_tokenizer=files.vision):
@@ -170,18 +169,15 @@ class StatefulEngine:
         if request.id in self._live:
             raise Internal(f"request {request.id} is already running")
         sampling = request.sampling
-        if self._vision is not None:
-            ids = self._vision.encode_prompt(request)
-        else:
-            ids = self.text.encode_prompt(request) if encoded is None else encoded
+        ids = (self._vision or self.text).encode_prompt(request) if encoded is None else encoded
         prompt_tokens = ids.shape[1]
         max_tokens = admit(prompt_tokens, self.facts.max_length, sampling, self._prompt_limit, "stateful")
         stop_ids = self.text.stop_ids(sampling)
         admitted = self.grammars.admitted
         config = generation_config("stateful", sampling, max_tokens, stop_ids, self.facts, admitted)
         if self._vision is not None:
-            images = tensors(request.images)
-            call = partial(self._pipeline.generate, request.prompt, images=images, generation_config=config)
+            text, images = self._vision.text(request), tensors(request.images)
+            call = partial(self._pipeline.generate, text, images=images, generation_config=config)
         else:
             call = partial(self._pipeline.generate, ids, config)
         run = _Run(call, max_tokens)

@@ -60,21 +60,23 @@ class VisionInput:
         encode: Encode,
         answer: GenerateCall,
         files: ModelFiles,
-        markers: tuple[str, ...],
+        facts: TextFacts,
         *,
         lookup: bool = False,
     ) -> None:
         """Measures an image: a model whose vision part does not work fails to load. Raises RuntimeError."""
         self._encode = encode
         self._answer = answer
-        self._rule = Vision(markers)
+        self._rule = Vision(facts.image_markers)
         self._lookup = lookup
         self._sizes: dict[tuple[int, int], int] = {}  # of an image: its tokens
-        # Special tokens that the library puts around a text, whatever we would like.
-        self.added = 0
+        # Special tokens that the library puts around a text, whatever we would like; the first, as text.
+        self.added, self._begin = 0, ""
         self.tokens: ImageTokens | None = None
         try:
             self.added = self._measure("a", ()) - len(encode("a", False))
+            if self.added and encode("a", True)[:1] == encode(facts.bos_token, False):
+                self._begin = facts.bos_token
             self.tokens = self._proven(files)
         except OvserveError as error:
             raise RuntimeError(error.message) from error
@@ -86,10 +88,15 @@ class VisionInput:
             raise InvalidArgument("a vision model takes no token ids, and gives no echo", param="prompt")
         self._rule.check(request.prompt, len(request.images), "prompt")
         ids = [IMAGE_TOKEN] * self.added
-        *before, last = texts_between(request.prompt, len(request.images))
+        *before, last = texts_between(self.text(request), len(request.images))
         for text, image in zip(before, request.images, strict=True):
             ids += [*self._encode(text, False), *[IMAGE_TOKEN] * self._tokens_of(image)]
         return ids_tensor(ids + self._encode(last, False))
+
+    def text(self, request: Add) -> str:
+        """Return a prompt that `encode_prompt` took, as the library is to get it: a template such as Gemma's
+        writes the token with which a text begins, and the library would add it a second time."""
+        return str(request.prompt).removeprefix(self._begin)
 
     def knows(self, images: Sequence[Image]) -> bool:
         """Return whether the tokens of the images are known without a measurement."""
