@@ -345,6 +345,13 @@ def until(condition: Callable[[], object], what: object = "never came true", sec
         time.sleep(0.01)
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def eventually(condition: object, seconds: float = 230, pause: float = 0.02) -> None:
     """Wait until `condition()` holds; fail by name of the condition otherwise.
 

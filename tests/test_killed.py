@@ -16,17 +16,10 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.conftest import ROOT, script_graph, start_process, until
+from tests.conftest import ROOT, alive, script_graph, start_process, until
 from tests.pull import tiny_gguf
 
 HANG = "while :; do sleep 1000; done\n"
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def running(words: str) -> list[int]:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ovserve.cli import main
-from tests.conftest import ROOT, script_graph, start_process, start_server, until
+from tests.conftest import ROOT, alive, script_graph, start_process, start_server, until
 
 SCRIPT = json.dumps(
     {
@@ -32,13 +32,6 @@ SCRIPT = json.dumps(
 def run(*arguments: str, timeout: float = 230) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ovserve", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_gone(pid: int, seconds: float = 230) -> None:

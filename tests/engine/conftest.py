@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +157,15 @@ async def reaches(client: TextClient, *states: str) -> None:
 async def kill_engine(client: TextClient) -> None:
     os.kill(client.pid, signal.SIGKILL)
     await reaches(client, "restarting", "failed")
+
+
+@pytest.fixture(params=["lookup", "draft"])
+def assisted(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The engines of the test's module, one after the other; each is idle afterwards."""
+    engine = request.getfixturevalue(request.param)
+    yield engine
+    for id_ in engine.live():
+        engine.abort(id_)
+    if engine.busy:
+        engine.step()
+    assert not engine.busy

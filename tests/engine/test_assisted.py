@@ -4,7 +4,6 @@ token is likely. What needs no such model is in test_pair.py."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,6 @@ def draft(ir_directory: Path, erring_draft: Path) -> GenAIEngine:
     """With a draft that is right at times: tokens are accepted, and rejected."""
     spec = TextSpec(str(ir_directory), properties=EXACT, draft=DraftSpec(str(erring_draft)))
     return GenAIEngine(spec)
-
-
-@pytest.fixture(params=["lookup", "draft"])
-def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
-    engine: GenAIEngine = request.getfixturevalue(request.param)
-    yield engine
-    for id_ in engine.live():
-        engine.abort(id_)
-    if engine.busy:
-        engine.step()
-    assert not engine.busy
 
 
 SAME = {

@@ -3,7 +3,6 @@ counts right; and what each refusal of llm/decoding.py spares the client, shown 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +53,6 @@ def draft(pair: tuple[str, DraftSpec]) -> GenAIEngine:
 @pytest.fixture(scope="module")
 def small(pair: tuple[str, DraftSpec]) -> GenAIEngine:
     return GenAIEngine(TextSpec(pair[0], num_kv_blocks=6, draft=pair[1]))
-
-
-@pytest.fixture(params=["lookup", "draft"])
-def assisted(request: pytest.FixtureRequest) -> Iterator[GenAIEngine]:
-    engine: GenAIEngine = request.getfixturevalue(request.param)
-    yield engine
-    for id_ in engine.live():
-        engine.abort(id_)
-    if engine.busy:
-        engine.step()
-    assert not engine.busy
 
 
 def bare(engine: GenAIEngine, prompt: str, **settings: Any) -> str:

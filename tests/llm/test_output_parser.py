@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from ovserve.llm.output import Completion, Content, FoldedChoice, Parsed, ToolCallDelta
 from ovserve.llm.output_parser import OutputParser
 from ovserve.llm.request import Delta, Parsing, ToolPolicy
+from tests.llm.parsing.cuts import is_json
 
 TOOLS = tuple(
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -63,14 +63,6 @@ def whole(choice: FoldedChoice) -> dict[str, Any]:
         "calls": [[c.name, c.arguments] for c in choice.tool_calls],
         "finish": choice.finish_reason,
     }
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def cuts(text: str) -> list[list[str]]:

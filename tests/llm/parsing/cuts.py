@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -84,3 +85,11 @@ def cut(text: str, sizes: Iterable[int]) -> Iterator[str]:
 def tool(name: str, **properties: Any) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from ovserve.llm.output import ContentWasReasoning, Parsed, ToolCallBroken
 from ovserve.llm.parsing.registry import default
 from ovserve.llm.request import GenerateRequest, Presentation, Sampling
 from tests.breadth import examples
-from tests.llm.parsing.cuts import completion, cut, packets, tool
+from tests.llm.parsing.cuts import completion, cut, is_json, packets, tool
 
 TOOLS = [
     tool(
@@ -139,14 +139,6 @@ def sent(made: list[Parsed]) -> Iterator[dict[str, Any]]:
 def carried_out(client: Answer, expected: Answer) -> list[tuple[str, str]]:
     """Calls that a client can carry out though they are none."""
     return [call for call in client[2] if call not in expected[2] and is_json(call[1])]
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def took_back(made: list[Parsed]) -> bool:
