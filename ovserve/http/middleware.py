@@ -250,7 +250,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Take the client's request id or make one; it is on every log line and on every answer."""
-    client_id = _given_id(request.headers)
+    client_id = next(filter(None, map(request.headers.get, ID_HEADERS)), "")
     usable = client_id and len(client_id) <= 128 and client_id.isprintable() and client_id.isascii()
     id_ = client_id if usable else f"{getrandbits(128):032x}"  # it protects nothing, and urandom() takes 2 us
     token = request_id.set(id_)
@@ -292,13 +292,6 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         for name in style.id_headers:
             response.headers[name] = id_
     return response
-
-
-def _given_id(headers: Mapping[str, str]) -> str:
-    for name in ID_HEADERS:
-        if header := headers.get(name):
-            return header
-    return ""
 
 
 def _is_quiet(request: web.Request, status: int) -> bool:

@@ -285,13 +285,10 @@ def paths_of(routes: Iterable[Route], operations: Iterable[Operation]) -> dict[O
     for operation in operations:
         for path in _spellings(operation.path):
             mine = path == operation.path or (operation.method, path) not in exact
-            if mine and any(_leads(route, operation.method, path) for route in routes):
+            sample = re.sub(r"\{\w+\}", "x", path)
+            if mine and any(r[0] == operation.method and r[1].fullmatch(sample) for r in routes):
                 paths.setdefault(operation, []).append(path)
     return paths
-
-
-def _leads(route: Route, method: str, path: str) -> bool:
-    return route[0] == method and route[1].fullmatch(re.sub(r"\{\w+\}", "x", path)) is not None
 
 
 def _spellings(path: str) -> Iterator[str]:

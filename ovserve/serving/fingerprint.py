@@ -101,15 +101,14 @@ def _model_files(directory: str) -> list[str]:
     files: list[str] = []
     for place, folders, names in os.walk(directory):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        files += [os.path.join(place, n) for n in names if _is_of_model(n)]
+        suffixes = ((n, os.path.splitext(n)[1]) for n in names)
+        # .data-: weights of a TensorFlow SavedModel
+        files += [
+            os.path.join(place, n) for n, s in suffixes if s in MODEL_SUFFIXES or s.startswith(".data-")
+        ]
         if len(files) > MAX_FILES:  # not a model; the engine reports an error for such a path
             break
     return sorted(files[:MAX_FILES])
-
-
-def _is_of_model(name: str) -> bool:
-    suffix = os.path.splitext(name)[1]
-    return suffix in MODEL_SUFFIXES or suffix.startswith(".data-")  # weights of a TensorFlow SavedModel
 
 
 def _digest(descriptor: int, size: int) -> str:

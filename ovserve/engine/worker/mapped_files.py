@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import mmap
 import os
 import signal
@@ -246,15 +247,11 @@ def _files(paths: Iterable[str]) -> Iterator[str]:
             candidates = (os.path.join(place, name) for place, _, names in os.walk(path) for name in names)
         else:
             beside = Path(path)
-            candidates = (str(file) for file in beside.parent.glob(f"{_literal(beside.stem)}.*"))
+            candidates = (str(file) for file in beside.parent.glob(f"{glob.escape(beside.stem)}.*"))
         for count, file in enumerate(candidates):
             real = os.path.realpath(file)
             if count < MAX_FILES and os.path.isfile(real) and os.path.getsize(real) >= LEAST_BYTES:
                 yield real
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
 
 
 def _identity(file: str) -> tuple[int, ...]:

@@ -303,7 +303,7 @@ class Batches:
             old = [
                 (number,)
                 for number, body in db.execute(ended)
-                if _ended_at(_decode(body).batch) < time.time() - ttl
+                if (getattr(b := _decode(body).batch, f"{b.status}_at") or b.created_at) < time.time() - ttl
             ]
             db.executemany("DELETE FROM batches WHERE number = ?", old)
             also(db)
@@ -333,11 +333,6 @@ def enter(record: BatchRecord, status: Status) -> None:
     batch.status = status
     if status != "validating" and getattr(batch, f"{status}_at") is None:
         setattr(batch, f"{status}_at", int(time.time()))
-
-
-def _ended_at(batch: Batch) -> int:
-    ended_at: int | None = getattr(batch, f"{batch.status}_at")
-    return ended_at or batch.created_at
 
 
 def drop_lines(db: sqlite3.Connection, number: int) -> None:
