@@ -343,7 +343,7 @@ $(LAID): $(MODEL) $(wildcard models/smollm2/pull.json) $(if $(filter-out $(wildc
 lay-again:
 
 .PHONY: test-console screenshots console-vendor
-test-console: setup-dev ## the console in a real browser; needs Debian's chromium, or CHROMIUM=/path
+test-console: setup-dev ## the console in a real browser; needs Debian's chromium-headless-shell or chromium, or CHROMIUM=/path
 	$(BIN)/python -m pytest tests/console
 
 screenshots: setup-dev ## pictures of every page of the console in screenshots/, to be looked at

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 import yaml
 
 from scripts import docs_site
+from tests.console.conftest import launched
 
 pytestmark = pytest.mark.long
 
@@ -57,20 +56,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = build(directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
-
-
-@contextmanager
-def launched() -> Iterator[Any]:
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make setup-dev"
-    )
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if not chromium:
-        pytest.skip("chromium is not installed; the search is tested in it (apt-get install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def test_every_page_is_on_one_shelf() -> None:

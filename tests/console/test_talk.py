@@ -13,7 +13,7 @@ import pytest
 
 from ovserve.access.keys import entry_text
 from tests.conftest import Server, start_process
-from tests.console.conftest import ARGUMENTS, CHROMIUM, Tab, open_tab, serious, serious_when_dark
+from tests.console.conftest import Tab, launched, open_tab, serious, serious_when_dark
 from tests.http.test_realtime import SCRIPT, text_graph
 from tests.http.test_realtime_audio import speaking_graph
 from tests.speech import RECORDING, samples, wav
@@ -59,11 +59,6 @@ node {{
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Its microphone plays a sentence again and again, with pauses in which answers begin."""
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make setup-dev"
-    )
-    if not CHROMIUM:
-        pytest.skip("chromium is not installed; the console is tested in it (apt-get install chromium)")
     sentence, pause = samples(RECORDING)[: 16_000 * 2], np.zeros(16_000 * 10, np.int16)
     heard = tmp_path_factory.mktemp("microphone") / "heard.wav"
     heard.write_bytes(wav(np.concatenate([pause[:16_000], sentence, pause[16_000:]])))
@@ -73,10 +68,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         f"--use-file-for-fake-audio-capture={heard}",
         "--autoplay-policy=no-user-gesture-required",
     ]
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, *microphone])
-        yield launched
-        launched.close()
+    with launched(*microphone) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
