@@ -408,7 +408,8 @@ class CompiledTemplate:
 
     def _efforts(self, source: str) -> tuple[str, ...]:
         """Return the efforts that a template like gpt-oss's knows, which writes whatever it is given."""
-        if NEEDLE not in (self._try([{"role": "user", "content": "x"}], reasoning_effort=NEEDLE) or ""):
+        turns = [{"role": "user", "content": "x"}]
+        if NEEDLE not in (self._try(turns, reasoning_effort=NEEDLE, thinking_effort=NEEDLE) or ""):
             return ()
         return tuple(e for e in EFFORTS if e in USUAL_EFFORTS or re.search(rf"""(['"]){e}\1""", source))
 

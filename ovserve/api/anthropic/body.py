@@ -105,10 +105,7 @@ class OutputConfig(msgspec.Struct):
     format: Annotated[
         JsonFormat | None, doc("constrains the answer; what of the schema is not enforced is reported")
     ] = None
-    effort: Annotated[
-        Effort | None,
-        doc("given to templates that read reasoning_effort; ignored by others"),
-    ] = None
+    effort: Annotated[Effort | None, doc("given to templates that read one; ignored by others")] = None
 
 
 class Thread(msgspec.Struct):

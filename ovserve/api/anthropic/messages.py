@@ -30,7 +30,7 @@ from ovserve.api.anthropic.body import (
     check_stops,
 )
 from ovserve.api.openai.body import decode_body, explain, show
-from ovserve.api.openai.common import EFFORT_VARIABLE, effort_variables, encode, new_id, reasoning_budget
+from ovserve.api.openai.common import EFFORT_VARIABLES, effort_variables, encode, new_id, reasoning_budget
 from ovserve.api.openai.logprobs import Pictures, joined, pictures_of
 from ovserve.api.openai.messages import (
     FunctionCall,
@@ -430,7 +430,7 @@ def to_render(decoded: DecodedMessages, model: ModelContext, images: Pictures) -
     unenforced = check_model(policy, model)
     kwargs, ignored = _thinking(decoded.body, model)
     effort = decoded.body.output_config.effort if decoded.body.output_config is not None else None
-    kwargs, idle = effort_variables(effort, model, kwargs, "output_config.effort", (EFFORT_VARIABLE,))
+    kwargs, idle = effort_variables(effort, model, kwargs, "output_config.effort", EFFORT_VARIABLES)
     ignored += [*unenforced, *idle]
     messages, _ = to_messages(decoded.body, images)
     plain = [template_message(message, i, images) for i, message in enumerate(messages)]

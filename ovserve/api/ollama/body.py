@@ -43,10 +43,7 @@ Format = Annotated[
     str | dict[str, Any] | None,
     doc("json, or a JSON schema that the answer follows"),
 ]
-Think = Annotated[
-    bool | Effort | None,
-    doc("given to templates that read enable_thinking, thinking or reasoning_effort"),
-]
+Think = Annotated[bool | Effort | None, doc("given to templates that read a switch or an effort of thinking")]
 KeepAlive = Annotated[Any, doc("reported: it has no effect; 0 without a prompt is refused")]
 Images = Annotated[list[str] | None, doc("base64, of models that take images")]
 

@@ -170,9 +170,9 @@ class ErrorBody(msgspec.Struct):
 # The effort and the budget of reasoning: their values and their effect, the same in every API style.
 
 
-EFFORT_VARIABLE = "reasoning_effort"  # what templates read of it
+EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort")  # what templates read of it, the latter Kimi K3
 SWITCHES = ("enable_thinking", "thinking")
-VARIABLES = (EFFORT_VARIABLE, *SWITCHES)
+VARIABLES = (*EFFORT_VARIABLES, *SWITCHES)
 WITHOUT_REASONING = ("none", "minimal")
 BUDGET = "tokens of reasoning, which the paged engine then ends; 0: none"
 MESSAGE = "reasoning_budget_message"
@@ -251,7 +251,7 @@ def effort_variables(
     level = "none" if isinstance(effort, bool) else effort
     efforts = model.template.expects.efforts or (level,)
     nearest = min(efforts, key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(level)))
-    if nearest != level and EFFORT_VARIABLE in names:
+    if nearest != level and not set(names).isdisjoint(EFFORT_VARIABLES):
         ignored.append(f"{field}:{level}={nearest}")
     for name in names:
         variables.setdefault(name, effort not in (False, *WITHOUT_REASONING) if name in SWITCHES else nearest)

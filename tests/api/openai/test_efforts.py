@@ -18,6 +18,7 @@ from tests.rendering import probed, rendered
 
 TEXT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 WRITES = "{{ 'Reasoning: ' + (reasoning_effort or 'medium') }}"  # as gpt-oss does
+KIMI_K3 = "{{ 'Reasoning: ' + (thinking_effort or 'medium') }}"
 MESSAGES = [{"role": "user", "content": "x"}]
 BODY = {"model": "m", "messages": MESSAGES, "max_tokens": 8}
 STYLES: dict[str, tuple[TextEndpoint, Any]] = {
@@ -44,10 +45,13 @@ def asked(endpoint: TextEndpoint, body: Any, template: str) -> tuple[Any, tuple[
 
 @pytest.mark.parametrize("effort", EFFORTS)
 @pytest.mark.parametrize("field", STYLES)
-def test_a_template_that_writes_efforts_gets_the_nearest_that_it_knows(field: str, effort: str) -> None:
+@pytest.mark.parametrize("writes", [WRITES, KIMI_K3])
+def test_a_template_that_writes_efforts_gets_the_nearest_it_knows(
+    writes: str, field: str, effort: str
+) -> None:
     endpoint, body = STYLES[field]
     known = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
-    prompt, reported = asked(endpoint, body(effort), WRITES + TEXT)
+    prompt, reported = asked(endpoint, body(effort), writes + TEXT)
     assert prompt.startswith(f"Reasoning: {known}x")
     assert (f"{field}:{effort}={known}" in reported) is (known != effort)
 
