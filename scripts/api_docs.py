@@ -50,7 +50,7 @@ GROUPS = (  # the first whose expression matches the beginning of a path has it
     (r"/v3/messages", "Anthropic's messages"),
     (r"/v3/(files|batches)", "[batches](batch.md)"),
     (
-        r"/v3/(embeddings|rerank|v2/rerank|score|classify)|/embeddings",
+        r"/v3/(embeddings|(v2/)?embed|(v2/)?rerank|score|classify)|/embeddings",
         "[embeddings, ranks and labels](embeddings.md)",
     ),
     (r"/v3/images", "[images](images.md#generate-images)"),

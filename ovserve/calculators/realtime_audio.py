@@ -23,13 +23,7 @@ from ovserve.graph import Context, Input, Node, Output, SidePacket, calculator
 from ovserve.kinds.resource import Caller, EngineCalculator, Host, ResourceKind, parse_isolation
 from ovserve.kinds.speech.node import SPEECH, Transcription
 from ovserve.kinds.speech.node import SpeechResource as Ears
-from ovserve.kinds.speech.spec import (
-    ACTIVITY,
-    VAD_FRAME,
-    VAD_MODEL,
-    TranscribeArguments,
-    VoiceActivitySpec,
-)
+from ovserve.kinds.speech.spec import ACTIVITY, VAD_FRAME, VAD_MODEL, TranscribeArguments, VoiceActivitySpec
 from ovserve.kinds.voice.node import SPEAKER, speak
 from ovserve.kinds.voice.node import SpeechResource as Mouth
 from ovserve.llm.audio import SAMPLE_BYTES, SAMPLES_PER_SECOND

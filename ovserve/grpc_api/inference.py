@@ -23,11 +23,7 @@ from ovserve.errors import InvalidArgument, Unimplemented, public
 from ovserve.grpc_api.errors import sentence
 from ovserve.grpc_api.service import Context, Method
 from ovserve.protos import kserve_pb2 as pb
-from ovserve.services.inference.administration import (
-    NO_SHARED_MEMORY,
-    NO_TRACES,
-    Administration,
-)
+from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 from ovserve.services.inference.infer import Inference, infer_stream
 from ovserve.telemetry.metrics import GRPC, MODEL_METADATA, MODEL_READY
 

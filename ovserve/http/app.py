@@ -50,7 +50,7 @@ from ovserve.services.responses.service import ResponsesService
 from ovserve.services.responses.store import ResponseStore
 from ovserve.serving.manager import Manager
 
-TEXTS = "(?:chat/|fim/)?completions|embeddings|rerank|score|classify"
+TEXTS = "(?:chat/|fim/)?completions|embeddings|(?:v2/)?embed|rerank|score|classify"
 MEDIA = "images/(?:generations|edits)|audio/(?:speech|transcriptions|translations)"
 ENDPOINTS = "/{endpoint:" + TEXTS + "|messages|" + MEDIA + "}"
 DEPLOYED = DEPLOYMENTS + "/{deployment:.+?}/{endpoint:(?:chat/)?completions|embeddings|" + MEDIA + "}"

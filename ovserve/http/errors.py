@@ -1,6 +1,7 @@
 """Converts error kinds to HTTP: one table of statuses, and one body per API style, chosen by the request.
 
     openai      `{"error": {"message", "type", "param", "code"}}`; the default
+    encoders    the same with "message", which Cohere's clients read, and "detail", which Voyage's do
     plain       `{"error": "<text>"}`; /v2 and /v1/config, whose clients (KServe, OVMS) concatenate it
     ollama      the same; /api, where a stream is lines and not events
     azure       `{"error", "message", "status", "code", "detail"}` and x-ms-error-code; see api/azure.py
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ovserve.api import azure
 from ovserve.api.anthropic.answer import error_of, tagged_event
@@ -36,6 +37,7 @@ PLAIN_PREFIXES = ("/v2", "/v1/config")
 _MESSAGES = re.compile(r"(/openai)?(/v3)?(/v1)?/messages(/.*)?")  # batches too, which are a 404
 _TENSORFLOW = re.compile(r"/v1/models/.+(:(predict|classify|regress)|/metadata|/(versions|labels)/[^/]+)")
 _MODELS = re.compile(r"(/openai)?(/v3)?(/v1)?/models(/.+)?")
+_ENCODERS = re.compile(r"(/openai)?(/v3)?(/v1)?(/v2)?/(embed|embeddings|rerank)")
 
 
 class Row(NamedTuple):
@@ -116,12 +118,16 @@ def style_of(path: str, query: Mapping[str, str], headers: Mapping[str, str]) ->
         return style
     if is_azure(path, query, headers):
         return AZURE_STYLE
+    if _ENCODERS.fullmatch(path):
+        return ENCODERS_STYLE
     return ANTHROPIC_STYLE if VERSION in headers and _MODELS.fullmatch(path) else OPENAI_STYLE
 
 
 @lru_cache(MAX_PATHS)
 def _style_of_path(path: str) -> ApiStyle | None:
     """Return the style where the path alone decides, else None."""
+    if _ENCODERS.fullmatch(path):
+        return None if may_be_azure(path) else ENCODERS_STYLE
     if path.startswith(PLAIN_PREFIXES) or _TENSORFLOW.fullmatch(path):
         return PLAIN_STYLE
     if path.startswith(OLLAMA_PREFIX):
@@ -133,10 +139,11 @@ def _style_of_path(path: str) -> ApiStyle | None:
     return None if _MODELS.fullmatch(path) else OPENAI_STYLE
 
 
-def openai_body(error: OvserveError) -> bytes:
+def openai_body(error: OvserveError, text: str | UnsetType = UNSET) -> bytes:
+    """Return the body; its own fields message and detail have `text`."""
     details = error.details or UNSET
     type_ = OPENAI[error.kind].type
-    return encode(ErrorBody(ErrorDetail(str(error), type_, error.param, error.code, details)))
+    return encode(ErrorBody(ErrorDetail(str(error), type_, error.param, error.code, details), text, text))
 
 
 def _advice(error: OvserveError) -> dict[str, str]:
@@ -167,6 +174,10 @@ def _openai_event(error: OvserveError, row: Row) -> bytes:
     return b"data: " + openai_body(error) + b"\n\n"
 
 
+def _encoders(error: OvserveError, row: Row) -> ErrorResponse:
+    return ErrorResponse(row.status, {}, openai_body(error, str(error)))
+
+
 def _plain(error: OvserveError, row: Row) -> ErrorResponse:
     return ErrorResponse(row.status, {}, encode({"error": str(error)}))
 
@@ -189,10 +200,11 @@ def _anthropic_event(error: OvserveError, row: Row) -> bytes:
 
 
 OPENAI_STYLE = ApiStyle("openai", OPENAI, _openai, _openai_event)
+ENCODERS_STYLE = ApiStyle("encoders", OPENAI, _encoders, _openai_event)
 PLAIN_STYLE = ApiStyle("plain", PLAIN, _plain, _openai_event)
 OLLAMA_STYLE = ApiStyle("ollama", OPENAI, _plain, _line, pings=False)
 AZURE_STYLE = ApiStyle("azure", AZURE, _azure, _openai_event)
 ANTHROPIC_STYLE = ApiStyle(
     "anthropic", ANTHROPIC, _anthropic, _anthropic_event, ("x-request-id", "request-id")
 )
-API_STYLES = (OPENAI_STYLE, PLAIN_STYLE, AZURE_STYLE, ANTHROPIC_STYLE, OLLAMA_STYLE)
+API_STYLES = (OPENAI_STYLE, ENCODERS_STYLE, PLAIN_STYLE, AZURE_STYLE, ANTHROPIC_STYLE, OLLAMA_STYLE)

@@ -227,11 +227,8 @@ ID_HEADERS = (REQUEST_ID, "x-client-request-id", "x-ms-client-request-id", "x-co
 # Probes have no keys. These paths only report that the server is there, and whether it is ready.
 OPEN = ("/", "/v2/health/live", "/v2/health/ready", "/health", "/v1/health", "/v3/health", "/v3/v1/health")
 
-QUIET = {
-    *OPEN,
-    "/metrics",
-    "/v3/capabilities",
-}  # probes and pages read them; lines for them would hide others
+# Probes and pages read them; lines for them would hide others.
+QUIET = {*OPEN, "/metrics", "/v3/capabilities"}
 # What changes the server. Without keys, pages of other sites must not reach it.
 ADMINISTRATION = ("/v1/config/reload", "/v2/repository/", "/v2/logging")
 REALTIME = "/realtime"  # the path that short-lived keys open

@@ -228,7 +228,7 @@ OPERATIONS: tuple[Operation, ...] = (
     completions.OPERATION,
     completions.FIM_OPERATION,
     *responses.OPERATIONS,
-    embeddings_api.OPERATION,
+    *embeddings_api.OPERATIONS,
     *answers.OPERATIONS,
     *speech.OPERATIONS,
     *transcriptions.OPERATIONS,

@@ -53,14 +53,7 @@ from ovserve.serving.config.file import (
 from ovserve.serving.config.models import looks_plain, model_specs
 from ovserve.serving.loader import check
 from ovserve.serving.manager import Manager
-from ovserve.serving.model_size import (
-    LoadEstimate,
-    ModelSize,
-    cache_bytes,
-    estimate,
-    model_size,
-    weights,
-)
+from ovserve.serving.model_size import LoadEstimate, ModelSize, cache_bytes, estimate, model_size, weights
 from ovserve.serving.plan import EngineNode
 from ovserve.serving.sessions import ServedModels, bind_sessions, unknown_models
 from ovserve.serving.settings import GRAPH_FILE, Convert, ServableSpec, ServingSettings

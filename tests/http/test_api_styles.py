@@ -62,6 +62,7 @@ SAMPLES = [
 ]
 EXPECTED = {
     "openai": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
+    "encoders": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
     "plain": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 412, 403, 408],
     "ollama": [400, 400, 400, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
     "azure": [400, 422, 422, 400, 401, 404, 405, 413, 415, 429, 503, 503, 500, 500, 403, 408],
@@ -82,7 +83,9 @@ def test_every_kind(style) -> None:
             assert body["message"] == str(error)
         elif style.name in ("plain", "ollama"):
             assert body == {"error": str(error)}
-        elif style.name == "openai":
+        elif style.name in ("openai", "encoders"):
+            text = str(error) if style.name == "encoders" else None
+            assert body.get("message") == body.get("detail") == text
             assert {"message", "type", "param", "code"} <= set(body["error"])
         else:
             assert set(body) == {"type", "error", "request_id"}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cohere
 import httpx
 import numpy as np
 import ollama
@@ -105,6 +106,54 @@ def test_ollama_embeds_with_a_graph_of_embeddings(server: Server) -> None:
         for more in ({}, {"truncate": True}):  # Ollama's default
             found = client.embed("exact", "oil " * 500, **more)
             assert np.allclose(np.array(found.embeddings), cut, atol=1e-6)
+
+
+def test_cohere_s_clients_get_the_same_vectors(server: Server) -> None:
+    texts = ["the ship left the harbour", "prices"]
+    expected = vectors(post(server, texts))
+    tokens = post(server, texts).json()["usage"]["prompt_tokens"]
+    with httpx.Client() as http:
+        second = cohere.ClientV2(api_key="none", base_url=server.url, httpx_client=http)
+        found = second.embed(model="exact", input_type="search_query", texts=texts)
+        assert np.allclose(np.array(found.embeddings.float_), expected, atol=1e-6)
+        assert (found.texts, found.meta.billed_units.input_tokens) == (texts, tokens)
+        packed = second.embed(
+            model="exact", input_type="search_query", texts=texts, embedding_types=["base64"]
+        )
+        raw = [np.frombuffer(base64.b64decode(one), "<f4") for one in packed.embeddings.base64]
+        assert np.allclose(np.array(raw), expected, atol=1e-6)
+        shorter = second.embed(
+            model="exact", input_type="classification", texts=["prices"], output_dimension=4
+        )
+        assert np.allclose(
+            shorter.embeddings.float_[0], expected[1, :4] / np.linalg.norm(expected[1, :4]), atol=1e-5
+        )
+        first = cohere.Client(api_key="none", base_url=server.url, httpx_client=http)
+        plain = first.embed(model="exact", input_type="search_document", texts=texts)
+        assert np.allclose(np.array(plain.embeddings), expected, atol=1e-6)
+        assert (plain.response_type, plain.texts) == ("embeddings_floats", texts)
+        long = ["oil " * 500]
+        cut = second.embed(model="exact", input_type="search_document", texts=long)  # END is the default
+        assert np.allclose(
+            np.array(cut.embeddings.float_), vectors(post(server, long, truncate=True)), atol=1e-6
+        )
+        for more, field in (
+            ({"texts": []}, "texts"),
+            ({"texts": long, "truncate": "NONE"}, "Input length"),
+            ({"texts": texts, "embedding_types": ["int8"]}, "embedding_types"),
+            ({"texts": texts, "embedding_types": ["float", "base64"]}, "embedding_types"),
+        ):
+            with pytest.raises(cohere.BadRequestError) as caught:
+                second.embed(model="exact", input_type="search_query", **more)
+            assert field in caught.value.body["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/embeddings"])
+def test_errors_have_the_fields_of_voyage_and_cohere(server: Server, path: str) -> None:
+    """voyageai 0.5.0 shows `detail` of an error's body, and Cohere's clients show `message`."""
+    body = httpx.post(server.url + path, json={"model": "nothing", "input": "x", "query": "x"}).json()
+    assert body["detail"] == body["message"] == body["error"]["message"]
+    assert "nothing" in body["detail"]
 
 
 def post(server: Server, input_: Any, model: str = "exact", **more: Any) -> httpx.Response:
@@ -257,8 +306,7 @@ def test_unknown_fields_are_reported_and_other_paths_are_404(server: Server) -> 
     chat = httpx.post(f"{server.v3}/chat/completions", json={"model": "exact", "messages": []})
     assert chat.status_code == 404
     assert (
-        "'chat/completions' is not served by model 'exact'; it has embeddings"
-        in chat.json()["error"]["message"]
+        "'chat/completions' is not served by model 'exact'; it has embed" in chat.json()["error"]["message"]
     )
 
 
@@ -353,7 +401,7 @@ def test_tokens_of_an_encoder(server: Server) -> None:
 
 def test_capabilities_and_metrics(server: Server) -> None:
     (model,) = httpx.get(f"{server.v3}/capabilities?model=exact").json()["data"]
-    assert [e["endpoint"] for e in model["endpoints"]] == ["embeddings", "score"]
+    assert [e["endpoint"] for e in model["endpoints"]] == ["embeddings", "embed", "score"]
     endpoint = model["endpoints"][0]
     assert {"input", "dimensions"} <= {p["name"] for p in endpoint["parameters"]}
     facts = model["engines"][0]["facts"]

@@ -39,10 +39,7 @@ NUM_PREDICT = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # below 1: all the room
 NUM_CTX = Natural  # 0: the graph's
 ANY_SEED = -1
 
-Format = Annotated[
-    str | dict[str, Any] | None,
-    doc("json, or a JSON schema that the answer follows"),
-]
+Format = Annotated[str | dict[str, Any] | None, doc("json, or a JSON schema that the answer follows")]
 Think = Annotated[bool | Effort | None, doc("given to templates that read a switch or an effort of thinking")]
 KeepAlive = Annotated[Any, doc("reported: it has no effect; 0 without a prompt is refused")]
 Images = Annotated[list[str] | None, doc("base64, of models that take images")]

@@ -145,10 +145,7 @@ class ChatRequest(StreamFields, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("variables for the chat template; not those the server sets")
     ] = None
-    reasoning_effort: Annotated[
-        Effort | None,
-        doc(DOC),
-    ] = None
+    reasoning_effort: Annotated[Effort | None, doc(DOC)] = None
     reasoning: Annotated[ReasoningOptions | None, doc("OpenRouter's form of effort and budget")] = None
     reasoning_budget: Annotated[BudgetOrNone | None, doc(f"{BUDGET}; -1: no bound")] = None
     thinking_budget_tokens: Annotated[BudgetOrNone | None, doc("llama.cpp's name of reasoning_budget")] = None

@@ -15,15 +15,7 @@ from ovserve.api.openai.operation import IGNORED, Natural, NaturalOrMinusOne, Op
 from ovserve.errors import InvalidArgument
 from ovserve.llm.arrangement import EFFORTS, Effort
 from ovserve.llm.model import ModelContext
-from ovserve.llm.output import (
-    Completion,
-    FoldedChoice,
-    Parsed,
-    Part,
-    ToolCall,
-    ToolCallBroken,
-    ToolCallDelta,
-)
+from ovserve.llm.output import Completion, FoldedChoice, Parsed, Part, ToolCall, ToolCallBroken, ToolCallDelta
 from ovserve.llm.request import Presentation, ReasoningBudget
 
 encode = msgspec.json.Encoder().encode
@@ -165,6 +157,8 @@ class ErrorDetail(msgspec.Struct):
 
 class ErrorBody(msgspec.Struct):
     error: ErrorDetail
+    message: Annotated[str | UnsetType, doc("of embeddings and ranks, for Cohere's clients")] = UNSET
+    detail: Annotated[str | UnsetType, doc("the same, for Voyage's clients")] = UNSET
 
 
 # The effort and the budget of reasoning: their values and their effect, the same in every API style.

@@ -28,13 +28,7 @@ from ovserve.api.openai.operation import (
     Temperature,
     doc,
 )
-from ovserve.api.openai.structured import (
-    FIELDS,
-    AnswerFormat,
-    Choices,
-    StructuredOutputs,
-    read_constraint,
-)
+from ovserve.api.openai.structured import FIELDS, AnswerFormat, Choices, StructuredOutputs, read_constraint
 from ovserve.errors import InvalidArgument
 from ovserve.llm.decoding import (
     ASSISTED_FIELDS,

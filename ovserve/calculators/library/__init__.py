@@ -14,16 +14,7 @@ from ovserve.calculators.library.streams import RequestSwitch, Switch
 from ovserve.calculators.library.text_filter import TextFilter
 from ovserve.calculators.library.text_map import TextMap
 from ovserve.errors import ContentFiltered, InvalidArgument, LoadError, RateLimited
-from ovserve.graph import (
-    Calculator,
-    Context,
-    Input,
-    LoadContext,
-    Output,
-    SideOutput,
-    SidePacket,
-    calculator,
-)
+from ovserve.graph import Calculator, Context, Input, LoadContext, Output, SideOutput, SidePacket, calculator
 from ovserve.kinds.text.node import DecodedRequest
 from ovserve.kinds.text.resource import Generated, LlmCalculator, LlmResources, mean_logprob
 from ovserve.llm.output import Completion, Content, Parsed, Reasoning, ToolCallDelta, ToolResult

@@ -13,13 +13,7 @@ from aiohttp import hdrs, web
 
 from ovserve.api.openai import describe
 from ovserve.api.openai.common import encode
-from ovserve.http.body import (
-    json_of,
-    json_response,
-    read_body,
-    servable_of,
-    tokens_response,
-)
+from ovserve.http.body import json_of, json_response, read_body, servable_of, tokens_response
 from ovserve.http.openapi import OPERATIONS, Route, document
 from ovserve.kinds.voice.api import Voice, VoiceList
 from ovserve.kinds.voice.node import SpeechResource

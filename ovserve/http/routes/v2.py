@@ -24,11 +24,7 @@ from ovserve.api.openai.operation import Operation
 from ovserve.errors import InvalidArgument, NotFound, Unavailable
 from ovserve.http.body import BODIES, json_of, json_response, read_bytes, read_small_body, without_mark
 from ovserve.kinds.payload import ignored_header
-from ovserve.services.inference.administration import (
-    NO_SHARED_MEMORY,
-    NO_TRACES,
-    Administration,
-)
+from ovserve.services.inference.administration import NO_SHARED_MEMORY, NO_TRACES, Administration
 from ovserve.services.inference.infer import Inference
 from ovserve.serving.manager import RETRY_AFTER, Manager
 from ovserve.telemetry.metrics import KSERVE_REST, MODEL_METADATA, MODEL_READY

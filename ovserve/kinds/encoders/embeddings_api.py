@@ -1,24 +1,30 @@
-"""POST embeddings: the request body, what the engine gets of it, and the response body.
+"""POST embeddings, and Cohere's embed: request bodies, what the engine gets of them, and response bodies.
 
 The vectors come from the engine as JSON text and are put into the response as they are.
+https://docs.cohere.com/reference/embed, read 2026-12-01
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ovserve.api.openai.body import decode_body
-from ovserve.api.openai.common import encode
+from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.operation import Count, Natural, NaturalOrMinusOne, Operation, doc
 from ovserve.errors import InvalidArgument
 from ovserve.kinds.payload import packed
 
 QueryType = Literal["query", "search_query"]  # names of one prompt
 DocumentType = Literal["document", "passage", "search_document"]
+InputType = QueryType | DocumentType | Literal["text", "classification", "clustering"]
+OneType = Annotated[list[Literal["float", "base64"]], Meta(min_length=1, max_length=1)]
 TokenId = Natural
+BY_TYPE = "embeddings_by_type"  # the form of Cohere's second API, and of its first where types are named
 
 
 class TextInput(msgspec.Struct):
@@ -49,7 +55,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     instruction: Annotated[str | None, doc("a text that is put before each input")] = None
     prompt_name: Annotated[str | None, doc("the model's prompt of this name goes before each input")] = None
     input_type: Annotated[
-        QueryType | DocumentType | Literal["text", "classification", "clustering"] | None,
+        InputType | None,
         doc("Azure's, Cohere's and NVIDIA's: the model's prompt of this name, or of one that means the same"),
     ] = None
 
@@ -84,6 +90,8 @@ class Embed(msgspec.Struct, frozen=True):
     count: int
     tokens: bool  # the inputs are token ids
     ignored: tuple[str, ...]
+    texts: bytes = b"[]"  # what Cohere's answer repeats, in JSON
+    form: str = ""  # of Cohere's answer
 
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
@@ -144,6 +152,65 @@ def embeddings_body(vectors: Sequence[bytes], model: str, tokens: int) -> bytes:
     return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, encode(model), usage)
 
 
+class CohereRequest(msgspec.Struct, kw_only=True):
+    model: Annotated[str, doc("the name under which a graph is served")]
+    texts: Annotated[list[str], doc("at least one")]
+    input_type: Annotated[InputType | None, doc("the model's prompt of this name goes before each text")] = (
+        None
+    )
+    embedding_types: Annotated[OneType | None, doc("float or base64, not both")] = None
+    output_dimension: Annotated[Count | None, doc("cut vectors to so many values of unit length")] = None
+    max_tokens: Annotated[Count | None, doc("cut texts to so many tokens")] = None
+    truncate: Annotated[Literal["NONE", "END"] | None, doc("END, the default, cuts; NONE refuses")] = None
+
+
+class CohereEmbeddings(msgspec.Struct):
+    id: str
+    response_type: str
+    embeddings: dict[str, list[list[float] | str]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+_cohere_decoder = msgspec.json.Decoder(CohereRequest)
+
+
+def decode_cohere(body: bytes) -> Embed:
+    """Decode the body of Cohere's first API. Raises InvalidArgument naming the field."""
+    request, unknown = decode_body(body, _cohere_decoder)
+    texts = request.texts
+    if not texts:
+        raise InvalidArgument.at("texts", "expected at least one, got none")
+    plain = EmbeddingRequest(
+        model=request.model,
+        input="",
+        encoding_format=(request.embedding_types or ["float"])[0],
+        dimensions=request.output_dimension,
+        truncate=request.truncate != "NONE",
+        truncate_prompt_tokens=request.max_tokens,
+        input_type=request.input_type,
+    )
+    form = BY_TYPE if request.embedding_types else "embeddings_floats"
+    ignored = tuple(sorted(unknown))
+    return Embed(plain, packed(texts, "texts"), len(texts), False, ignored, encode(texts), form)
+
+
+def decode_cohere_v2(body: bytes) -> Embed:
+    return msgspec.structs.replace(decode_cohere(body), form=BY_TYPE)
+
+
+def cohere_body(request: Embed, vectors: Sequence[bytes], tokens: int) -> bytes:
+    """Return the response in Cohere's form. `vectors` are JSON values."""
+    listed = b"[%b]" % b",".join(vectors)
+    version = "1"
+    if request.form == BY_TYPE:
+        listed, version = b'{"%b":%b}' % ((request.body.encoding_format or "").encode(), listed), "2"
+    meta = {"api_version": {"version": version}, "billed_units": {"input_tokens": tokens}}
+    texts, vectors_by_type = msgspec.Raw(request.texts), msgspec.Raw(listed)
+    head = {"id": new_id("embed-"), "response_type": request.form}
+    return encode({**head, "embeddings": vectors_by_type, "texts": texts, "meta": meta})
+
+
 OPERATION = Operation(
     "POST",
     "/v3/embeddings",
@@ -154,4 +221,18 @@ OPERATION = Operation(
     defaults={"encoding_format": "float"},
     reported={"user": "without effect"},
     declared=True,
+)
+_COHERE = Operation(
+    "POST",
+    "/v3/embed",
+    "Texts to vectors, in the form of Cohere's first API.",
+    answer=CohereEmbeddings,
+    request=CohereRequest,
+    example={"model": "minilm", "texts": ["How deep is the sea?"], "input_type": "search_query"},
+    declared=True,
+)
+OPERATIONS = (
+    OPERATION,
+    _COHERE,
+    replace(_COHERE, path="/v3/v2/embed", summary="As /v3/embed, of Cohere's second API.", same_as="embed"),
 )

@@ -17,6 +17,9 @@ from ovserve.kinds.encoders.embeddings_api import (
     DocumentType,
     Embed,
     QueryType,
+    cohere_body,
+    decode_cohere,
+    decode_cohere_v2,
     decode_embeddings,
     embeddings_body,
     truncate_to,
@@ -103,7 +106,10 @@ EMBEDDINGS = encoder_kind(
 class EmbeddingsCalculatorOV(EncoderCalculator):
     resource = EMBEDDINGS
     endpoints: ClassVar[Mapping[str, Decoder]] = {
-        e.name: e for e in (JsonEndpoint("embeddings", decode_embeddings), JsonEndpoint(SCORE, decode_score))
+        "embeddings": JsonEndpoint("embeddings", decode_embeddings),
+        "embed": JsonEndpoint("embed", decode_cohere),
+        "v2/embed": JsonEndpoint("v2/embed", decode_cohere_v2),
+        SCORE: JsonEndpoint(SCORE, decode_score),
     }
 
     embedder = SidePacket("EMBEDDINGS_NODE_RESOURCES", EmbeddingsResource)
@@ -113,7 +119,9 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         if payload.endpoint == SCORE:
             truncate = embedder.options.truncate
             return await score(payload, embedder, without=WITHOUT_EFFECT, truncate=truncate, most=None)
-        request = await embedder.bodies.run(payload.head.large, decode_embeddings, payload.body)
+        request = await embedder.bodies.run(
+            payload.head.large, self.endpoints[payload.endpoint].decode, payload.body
+        )
         item = await embedder.engine.one(EMBED, arguments(request, embedder), (request.inputs,))
         answer: EmbedAnswer = item.decode(EmbedAnswer)
         embedder.count(answer.tokens, answer.truncated, answer.batches)
@@ -122,7 +130,10 @@ class EmbeddingsCalculatorOV(EncoderCalculator):
         ignored = request.ignored
         if request.body.input_type not in (None, "text") and not _prompt_name(request, embedder.model):
             ignored = tuple(sorted((*ignored, "input_type")))
-        body = embeddings_body(vectors, request.body.model, answer.tokens)
+        if request.form:
+            body = cohere_body(request, vectors, answer.tokens)
+        else:
+            body = embeddings_body(vectors, request.body.model, answer.tokens)
         return HttpResponse(body, headers=headers_of(ignored, answer.truncated))
 
 

@@ -17,14 +17,7 @@ from ovserve.api.openai.realtime.config import (
     TranscriptionConfig,
 )
 from ovserve.api.openai.realtime.conversation import Conversation, Item, Json, new_id
-from ovserve.api.openai.realtime.packets import (
-    Activity,
-    Prompt,
-    Run,
-    Sound,
-    Transcript,
-    Utterance,
-)
+from ovserve.api.openai.realtime.packets import Activity, Prompt, Run, Sound, Transcript, Utterance
 from ovserve.api.openai.realtime.response import (
     FRAME_SAMPLES,
     MOST_SECONDS,

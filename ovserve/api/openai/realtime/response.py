@@ -22,10 +22,7 @@ from ovserve.api.openai.realtime.config import (
     bytes_a_second,
 )
 from ovserve.api.openai.realtime.conversation import Conversation, Heard, Item, Json, new_id
-from ovserve.api.openai.realtime.packets import (
-    Run,
-    Tokens,
-)
+from ovserve.api.openai.realtime.packets import Run, Tokens
 from ovserve.errors import OvserveError
 from ovserve.llm.audio import SAMPLES_PER_SECOND, base64_bytes
 from ovserve.llm.output import ToolCall
@@ -272,13 +269,7 @@ class Response:
 
     # -- its end
 
-    def finish(
-        self,
-        status: str,
-        *,
-        reason: str | None = None,
-        error: OvserveError | None = None,
-    ) -> None:
+    def finish(self, status: str, *, reason: str | None = None, error: OvserveError | None = None) -> None:
         """End the response. `status` is completed, cancelled, incomplete or failed."""
         self._close("completed" if status == "completed" else "incomplete")
         details: Json = {"type": status}

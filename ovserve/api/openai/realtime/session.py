@@ -35,12 +35,7 @@ from ovserve.api.openai.realtime.conversation import (
     new_id,
 )
 from ovserve.api.openai.realtime.listener import Listener, Work
-from ovserve.api.openai.realtime.packets import (
-    Answer,
-    Manner,
-    Prompt,
-    Run,
-)
+from ovserve.api.openai.realtime.packets import Answer, Manner, Prompt, Run
 from ovserve.api.openai.realtime.response import Ear, Response
 from ovserve.errors import InvalidArgument, OvserveError, public, shortened
 
@@ -49,10 +44,8 @@ MAX_VALUES = 50_000  # of a message: 300,000 tools held the event loop of all cl
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # to the end if it has none
 SESSION_SECONDS = 3600
 NOT_ACTIVE = "response_cancel_not_active"
-CUT = {
-    "length": "max_output_tokens",
-    "content_filter": "content_filter",
-}  # the reason of a response, by its end
+# The reason of a response, by its end.
+CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class Repetition(OvserveError):

@@ -23,13 +23,8 @@ from ovserve.errors import InvalidArgument
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 IMAGE_PART, FILE_PART = "input_image", "input_file"
-OUTPUT_PARTS = (
-    *TEXT_PARTS,
-    "refusal",
-    IMAGE_PART,
-    FILE_PART,
-    chat.AUDIO_PART,
-)  # an output with others is any JSON
+# An output with others is any JSON.
+OUTPUT_PARTS = (*TEXT_PARTS, "refusal", IMAGE_PART, FILE_PART, chat.AUDIO_PART)
 PAST = "previous_response_id"  # the field to blame for an image of an earlier turn
 ADDITIONAL_TOOLS = "additional_tools"  # where Codex has all of its tools
 CALLS = {  # which field has what is asked of a tool

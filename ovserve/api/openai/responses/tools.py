@@ -1,9 +1,8 @@
 """The `tools` and `tool_choice` of a responses body: the client's tools as a policy, the rest reported.
 
 Agents send tools that only OpenAI can run (web_search ...) in every request; those are dropped and named in a
-header, never rejected (W5), and so is `mcp` where the graph has no such servers. The same for a
-tool_choice that names one. Custom tools and the tools of a
-namespace are the client's own (`api/openai/tools.py`).
+header, never rejected (W5), and so is `mcp` where the graph has no such servers. The same for a tool_choice
+that names one. Custom tools and the tools of a namespace are the client's own (`api/openai/tools.py`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,8 @@ from ovserve.llm.request import ToolPolicy
 
 
 MCP = "mcp"
-OPERATORS = (
-    "server_url",
-    "connector_id",
-    "tunnel_id",
-    "authorization",
-    "headers",
-)  # fields that are the graph's
+# Fields that are the graph's.
+OPERATORS = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
 READ = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
 
 

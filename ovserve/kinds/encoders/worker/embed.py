@@ -34,12 +34,7 @@ from ovserve.kinds.encoders.spec import (
     ScoreArguments,
 )
 from ovserve.kinds.encoders.worker import model as models
-from ovserve.kinds.encoders.worker.encoder_backend import (
-    EncoderBackend,
-    check_lengths,
-    decoded,
-    sigmoid,
-)
+from ovserve.kinds.encoders.worker.encoder_backend import EncoderBackend, check_lengths, decoded, sigmoid
 from ovserve.kinds.encoders.worker.model import Row
 from ovserve.kinds.encoders.worker.pool import Job
 

@@ -39,12 +39,7 @@ import openvino
 import openvino_genai as ov_genai
 
 from ovserve.engine.host.memory import BYTES_PER_GIB, memory
-from ovserve.engine.model.files import (
-    ModelFiles,
-    read_model_files,
-    recurrent_state_bytes,
-    refuse_for_library,
-)
+from ovserve.engine.model.files import ModelFiles, read_model_files, recurrent_state_bytes, refuse_for_library
 from ovserve.engine.protocol.admission import admit, context_limit
 from ovserve.engine.protocol.messages import Accepted, Add, Failed, StepItem, Usage
 from ovserve.engine.protocol.specs import TextSpec, block_tokens
