@@ -720,3 +720,43 @@ def test_items_of_other_servers_are_dropped_whatever_they_hold(http: httpx.Clien
     assert counted.json() == post(http, "/v1/responses/input_tokens", model="tools", input=own).json()
     reported = counted.headers[IGNORED].split(",")
     assert {f"input[{3 + i}].type={item['type']}" for i, item in enumerate(foreign)} <= {*reported}
+
+
+# ---- tools of OpenAI's agents, whose type is all that a client sends
+
+AGENTS: dict[str, tuple[str, str]] = {
+    "shell": ("action", "commands"),
+    "local_shell": ("action", "command"),
+    "apply_patch": ("operation", "path"),
+}
+
+
+@pytest.mark.parametrize("tool", AGENTS)
+def test_an_agent_s_tool_is_called_in_its_own_item(oai: openai.OpenAI, tool: str) -> None:
+    field, needed = AGENTS[tool]
+    choice: Any = "required" if tool == "local_shell" else {"type": tool}  # which has no choice of its own
+    body: Any = {"model": "tools", "input": "Go.", "tools": [{"type": tool}], "max_output_tokens": 300}
+    sampling: Any = {"tool_choice": choice, "temperature": 0, "parallel_tool_calls": False}
+    raw = oai.responses.with_raw_response.create(**body, **sampling)
+    assert IGNORED not in raw.headers
+    answer = raw.parse()
+    (call,) = [item.to_dict() for item in answer.output]
+    assert (call["type"], answer.tools[0].type) == (f"{tool}_call", tool)
+    assert needed in call[field]
+    assert "arguments" not in call
+    with oai.responses.stream(**body, **sampling) as stream:
+        events = [event for event in stream if event.type.startswith("response.output_item")]
+        final = stream.get_final_response()
+    assert [event.item.type for event in events] == [f"{tool}_call"] * 2
+    assert final.output[0].to_dict()[field] == call[field]
+    if answer.status == "completed":
+        assert call[field][needed] == final.output[0].to_dict()[field][needed] is not None
+
+
+def test_a_shell_in_openai_s_containers_is_reported(oai: openai.OpenAI) -> None:
+    tool: Any = {"type": "shell", "environment": {"type": "container_auto"}}
+    raw = oai.responses.with_raw_response.create(
+        model="tools", input="Go.", tools=[tool], tool_choice={"type": "shell"}, max_output_tokens=16
+    )
+    assert raw.headers[IGNORED] == "tools[0].type=shell,tool_choice.type=shell"
+    assert raw.parse().output[0].type == "message"

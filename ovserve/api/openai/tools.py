@@ -211,7 +211,7 @@ class ClientTool(NamedTuple):
 
     name: str
     namespace: str = ""
-    custom: bool = False
+    call: str = "function_call"  # the type of the item of its calls in responses
     server_label: str = ""
     approval: bool = False  # the client has to approve of each call
 

@@ -24,8 +24,8 @@ from ovserve.api.openai.common import encode, new_id
 from ovserve.api.openai.responses.endpoint import Responses
 from ovserve.api.openai.responses.fold import ResponseFold
 from ovserve.api.openai.responses.objects import (
+    CLIENTS_CALLS,
     ArgumentsDone,
-    FunctionCall,
     GenerationStarted,
     Incomplete,
     InputDetails,
@@ -34,7 +34,6 @@ from ovserve.api.openai.responses.objects import (
     ItemDelta,
     ItemDone,
     ItemRetracted,
-    McpApprovalRequest,
     McpCall,
     OutputDetails,
     ResponseCreated,
@@ -44,7 +43,6 @@ from ovserve.api.openai.responses.objects import (
     ToolEnded,
     Usage,
 )
-from ovserve.api.openai.responses.objects import CustomToolCall as CustomCall
 from ovserve.api.openai.responses.tools import McpOffer, McpRequest, mcp_requests
 from ovserve.calculators.library.mcp_connection import McpError
 from ovserve.calculators.library.mcp_servers import McpServers
@@ -293,7 +291,7 @@ class McpAnswer:
             events = [e for i, result in zip(pending, results, strict=True) for e in _ended(i, result)]
             self._queue.append(self._add(events, fold.usage))
             self._rounds.add(results)
-        waits = any(isinstance(i, FunctionCall | CustomCall | McpApprovalRequest) for i in output[begun:])
+        waits = any(isinstance(i, CLIENTS_CALLS) for i in output[begun:])
         if not pending or waits or end.status != "completed":
             self._finish(end)
             return

@@ -382,7 +382,7 @@ def test_tools_of_an_input_item_can_be_called() -> None:
     policy = decoded.tools.policy
     assert policy is not None
     assert policy.names == ("exec", "f", "mcp__x__f")
-    assert decoded.tools.names["exec"] == ("exec", "functions", True, "", False)
+    assert decoded.tools.names["exec"] == ("exec", "functions", "custom_tool_call", "", False)
     assert decoded.tools.names["mcp__x__f"][:2] == ("f", "mcp__x")
     assert decoded.tools.listed == ()  # those of the request's own field
     assert decoded.ignored == ("input[0].tools[2].type=web_search",)

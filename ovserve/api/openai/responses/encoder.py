@@ -13,6 +13,8 @@ import msgspec
 
 from ovserve.api.openai.common import DONE, named_event
 from ovserve.api.openai.responses.objects import (
+    AGENTS_CALLS,
+    AgentsCall,
     ArgumentsDone,
     CustomToolCall,
     FunctionCall,
@@ -57,14 +59,7 @@ class SummaryDelta(Event, gc=False):
     delta: str
 
 
-class ArgumentsDelta(Event, gc=False):
-    item_id: str
-    output_index: int
-    call_id: str
-    delta: str
-
-
-class InputDelta(Event, gc=False):
+class CallDelta(Event, gc=False):
     item_id: str
     output_index: int
     delta: str
@@ -122,19 +117,13 @@ class EventEncoder:
 
     def delta(self, index: int, item: OutputItem, text: str, logprobs: list[Logprob]) -> bytes:
         """More of an item. These are nearly all events of a stream, hence structs of their own."""
-        if isinstance(item, McpApprovalRequest):
+        if isinstance(item, McpApprovalRequest | AgentsCall):
             return b""  # it is shown when it is whole
         number = self.next_number
         self.next_number += 1
-        if isinstance(item, McpCall):
-            type_ = "response.mcp_call_arguments.delta"
-            return named_event(type_, InputDelta(type_, number, item.id, index, text))
-        if isinstance(item, FunctionCall):
-            type_ = "response.function_call_arguments.delta"
-            return named_event(type_, ArgumentsDelta(type_, number, item.id, index, item.call_id, text))
-        if isinstance(item, CustomToolCall):
-            type_ = "response.custom_tool_call_input.delta"
-            return named_event(type_, InputDelta(type_, number, item.id, index, text))
+        if (name := _GROWING.get(type(item))) is not None:
+            type_ = f"response.{name}.delta"
+            return named_event(type_, CallDelta(type_, number, item.id, index, text))
         if isinstance(item, Reasoning):
             type_ = "response.reasoning_summary_text.delta"
             return named_event(type_, SummaryDelta(type_, number, item.id, index, 0, text))
@@ -183,12 +172,19 @@ def _type(item: OutputItem) -> str:
     return str(item.__struct_config__.tag)
 
 
+# What grows of a call, in the names of events.
+_GROWING: dict[type[OutputItem], str] = {
+    McpCall: "mcp_call_arguments",
+    FunctionCall: "function_call_arguments",
+    CustomToolCall: "custom_tool_call_input",
+}
 # An item when it begins, where it differs from what it has become. A request for approval is shown whole.
 _BEGUN: dict[type[OutputItem], dict[str, Any]] = {
     Message: {"status": "in_progress", "content": []},
     Reasoning: {"status": "in_progress", "summary": []},
     FunctionCall: {"status": "in_progress", "arguments": ""},
     CustomToolCall: {"status": "in_progress", "input": ""},
+    **{type_: {"status": "in_progress"} for type_, _ in AGENTS_CALLS.values()},
     McpListTools: {"tools": []},
     McpCall: {"status": "in_progress", "arguments": "", "output": None, "error": None},
     McpApprovalRequest: {},

@@ -11,7 +11,7 @@ Before its first output, the response object repeats the parameters of the reque
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -123,6 +123,9 @@ ID_PREFIX: dict[ItemKind, str] = {
     "reasoning": "rs_",
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
+    "local_shell_call": "lsh_",
+    "shell_call": "sh_",
+    "apply_patch_call": "apc_",
     "mcp_list_tools": "mcpl_",
     "mcp_call": "mcp_",
     "mcp_approval_request": "mcpr_",
@@ -235,7 +238,7 @@ class ResponseEventWriter:
 
     def _next_call(self, choice: int, call: int, call_id: str, visible_name: str) -> None:
         tool = self._shown.decoded.tools.names.get(visible_name) or ClientTool(visible_name)
-        kind: ItemKind = "custom_tool_call" if tool.custom else "function_call"
+        kind = cast(ItemKind, tool.call)
         if tool.server_label:
             kind = "mcp_approval_request" if tool.approval else "mcp_call"
             tool, call_id = tool._replace(namespace=tool.server_label), ""

@@ -22,6 +22,9 @@ class _OpenItem:
         self.texts = [text]
         if (place := objects.text_place(item)) is not None:
             setattr(*place, text)
+        if isinstance(item, objects.AgentsCall):
+            name = "operation" if isinstance(item, objects.ApplyPatchCall) else "action"
+            setattr(item, name, objects.action_of(str(item.__struct_config__.tag), text))
         if isinstance(item, objects.Message):
             item.content[0].logprobs = self.logprobs
 
@@ -138,20 +141,20 @@ class ResponseFold:
             case "reasoning":
                 output.append(objects.Reasoning(event.id, "in_progress", [objects.SummaryText()]))
             case "function_call" | "custom_tool_call":
-                call = objects.FunctionCall if event.kind == "function_call" else objects.CustomToolCall
+                type_ = objects.FunctionCall if event.kind == "function_call" else objects.CustomToolCall
                 namespace = event.namespace or UNSET
-                output.append(call(event.id, "in_progress", event.call_id, event.name, namespace=namespace))
+                output.append(type_(event.id, "in_progress", event.call_id, event.name, namespace=namespace))
             case "mcp_list_tools":
                 output.append(objects.McpListTools(event.id, event.namespace))
             case "mcp_call":
-                approval = event.call_id or None
-                output.append(
-                    objects.McpCall(
-                        event.id, "in_progress", event.namespace, event.name, approval_request_id=approval
-                    )
-                )
+                call = objects.McpCall(event.id, "in_progress", event.namespace, event.name)
+                call.approval_request_id = event.call_id or None
+                output.append(call)
             case "mcp_approval_request":
                 output.append(objects.McpApprovalRequest(event.id, event.namespace, event.name))
+            case _:
+                agents_call, empty = objects.AGENTS_CALLS[event.kind]
+                output.append(agents_call(event.id, "in_progress", event.call_id, empty))
 
     def _end(self, event: objects.ResponseEnded) -> None:
         response = self.response

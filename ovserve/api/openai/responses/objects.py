@@ -56,22 +56,52 @@ class Reasoning(msgspec.Struct, tag="reasoning"):
     summary: list[SummaryText]
 
 
-class FunctionCall(msgspec.Struct, tag="function_call"):
+class _Call(msgspec.Struct):
     id: str
     status: str
     call_id: str
+
+
+class FunctionCall(_Call, tag="function_call"):
     name: str
     arguments: str = ""
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCall(msgspec.Struct, tag="custom_tool_call"):
-    id: str
-    status: str
-    call_id: str
+class CustomToolCall(_Call, tag="custom_tool_call"):
     name: str
     input: str = ""
     namespace: str | UnsetType = UNSET
+
+
+class LocalShellCall(_Call, tag="local_shell_call"):
+    action: dict[str, Any]
+
+
+class ShellCall(_Call, tag="shell_call"):
+    action: dict[str, Any]
+
+
+class ApplyPatchCall(_Call, tag="apply_patch_call"):
+    operation: dict[str, Any]
+
+
+AgentsCall = LocalShellCall | ShellCall | ApplyPatchCall
+# What their types require, until the arguments are whole or where the model left it out.
+AGENTS_CALLS: dict[str, tuple[type[AgentsCall], dict[str, Any]]] = {
+    "local_shell_call": (LocalShellCall, {"type": "exec", "command": [], "env": {}}),
+    "shell_call": (ShellCall, {"commands": [], "timeout_ms": None, "max_output_length": None}),
+    "apply_patch_call": (ApplyPatchCall, {"type": "update_file", "path": "", "diff": ""}),
+}
+
+
+def action_of(kind: str, arguments: str) -> dict[str, Any]:
+    """Return what a call of an agent's tool asks for."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        value = None  # it was cut
+    return AGENTS_CALLS[kind][1] | (value if isinstance(value, dict) else {})
 
 
 class McpListTools(msgspec.Struct, tag="mcp_list_tools"):
@@ -99,7 +129,9 @@ class McpApprovalRequest(msgspec.Struct, tag="mcp_approval_request"):
     arguments: str = ""
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | McpListTools | McpCall | McpApprovalRequest
+McpItem = McpListTools | McpCall | McpApprovalRequest
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall | AgentsCall | McpItem
+CLIENTS_CALLS = (FunctionCall, CustomToolCall, AgentsCall, McpApprovalRequest)  # that the client answers
 STATELESS = (McpListTools, McpApprovalRequest)  # items without a status
 
 
@@ -109,7 +141,7 @@ def text_place(item: OutputItem) -> tuple[msgspec.Struct, str] | None:
         return item.content[0], "text"
     if isinstance(item, Reasoning):
         return item.summary[0], "text"
-    if isinstance(item, McpListTools):
+    if isinstance(item, McpListTools | AgentsCall):
         return None
     return item, "input" if isinstance(item, CustomToolCall) else "arguments"
 
@@ -182,6 +214,7 @@ class Response(msgspec.Struct, kw_only=True):
 
 ItemKind = Literal[
     "message", "reasoning", "function_call", "custom_tool_call",
+    "local_shell_call", "shell_call", "apply_patch_call",
     "mcp_list_tools", "mcp_call", "mcp_approval_request",
 ]  # fmt: skip
 Status = Literal["completed", "incomplete", "failed", "cancelled"]

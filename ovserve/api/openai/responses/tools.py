@@ -190,6 +190,38 @@ def chosen_names(choice: dict[str, Any], names: dict[str, ClientTool]) -> list[d
 
 
 OWN = ("function", "custom", "namespace")  # types of tools that run at the client
+_COMMANDS = {"type": "array", "items": {"type": "string"}}
+_MILLISECONDS = {"timeout_ms": {"type": "integer", "minimum": 1}}
+
+
+def _schema(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+# Tools whose type is all that a client sends, as OpenAI's models know them: functions of their names.
+AGENTS_TOOLS = {
+    "shell": ("Run shell commands.", _schema(["commands"], commands=_COMMANDS, **_MILLISECONDS)),
+    "local_shell": (
+        "Run a program with its arguments, such as ls and -a.",
+        _schema(["command"], command=_COMMANDS, working_directory={"type": "string"}, **_MILLISECONDS),
+    ),
+    "apply_patch": (
+        "Create, update or delete a file. A diff has lines of context that begin with a space, - or +, after "
+        "a line @@; the diff of a new file has lines with + only.",
+        _schema(
+            ["type", "path"],
+            type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            path={"type": "string"},
+            diff={"type": "string"},
+        ),
+    ),
+}
+
+
+def _runs_elsewhere(tool: dict[str, Any]) -> bool:
+    """Return whether a shell is one of OpenAI's containers."""
+    environment = tool.get("environment")
+    return isinstance(environment, dict) and environment.get("type") != "local"
 
 
 @dataclass(frozen=True)
@@ -217,7 +249,7 @@ class _Found:
         elif type_ == MCP and self.serves_mcp:
             self.listed.append(tool)
         elif self._add_own(tool, type_, where):
-            self.listed.append(tool if type_ == "custom" else _flat(self.functions[-1]))
+            self.listed.append(_flat(self.functions[-1]) if type_ == "function" else tool)
 
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
         name, tools = namespace.get("name"), namespace.get("tools")
@@ -235,20 +267,26 @@ class _Found:
     def _add_own(
         self, tool: dict[str, Any], type_: str, where: str, namespace: str = "", about: str | None = None
     ) -> bool:
-        """Add a function or a custom tool; others are ignored."""
-        if type_ not in ("function", "custom"):
+        """Add a tool of the client, whatever its type; others are ignored."""
+        if type_ in AGENTS_TOOLS and not _runs_elsewhere(tool):
+            agents_about, schema = AGENTS_TOOLS[type_]
+            own_tool = {"name": type_, "description": agents_about, "parameters": schema, "strict": True}
+            definition, call = function_tool({"type": "function", **own_tool}, where), f"{type_}_call"
+        elif type_ == "custom":
+            definition, call = custom_function(tool, where, self.ignored), "custom_tool_call"
+        elif type_ == "function":
+            definition, call = function_tool(tool, where), "function_call"
+        else:
             self.ignored.append(f"{where}.type={type_}")
             return False
-        custom = type_ == "custom"
-        definition = custom_function(tool, where, self.ignored) if custom else function_tool(tool, where)
         function = definition["function"]
-        own = ClientTool(function["name"], namespace, custom)
+        own = ClientTool(function["name"], namespace, call)
         visible_name = shown_name(namespace, own.name)
         if about and not function.get("description"):
             function["description"] = about
         function["name"] = visible_name
         self.names.pop(visible_name, None)
-        if namespace or custom:
+        if namespace or type_ != "function":
             self.names[visible_name] = own
         self.functions.append(definition)
         return True
@@ -278,7 +316,7 @@ def clean_tools(
     earlier = [one for one in collected.functions[:count] if one["function"]["name"] not in later]
     collected.functions = [*earlier, *later.values()]
     collected.ignored += add_offers(mcp or (), collected.functions, collected.names)
-    own = OWN if mcp is None else (*OWN, MCP)
+    own = (*OWN, *(one for one in AGENTS_TOOLS if one in collected.names), *([] if mcp is None else [MCP]))
     only_hosted = bool(tools or additional) and not collected.functions
     requested, dropped = _without_hosted(choice, own, only_hosted=only_hosted)
     policy = tool_policy(collected.functions, _shown_choice(requested, collected.names), parallel)
@@ -311,6 +349,8 @@ def _shown_tools(tool: Any, names: dict[str, ClientTool]) -> list[Any]:
     """Return a tool of a choice, or all of a namespace or server, with the names that the model is shown."""
     if isinstance(tool, dict) and tool.get("type") == MCP:
         return chosen_names(tool, names)
+    if isinstance(tool, dict) and tool.get("type") in AGENTS_TOOLS:
+        return [{"type": "function", "name": tool["type"]}]
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         return [tool]
     name, space = tool["name"], tool.get("namespace")
@@ -342,7 +382,7 @@ def _without_hosted(
 
 
 def _echo(choice: ToolChoice) -> str | dict[str, Any]:
-    if isinstance(choice, dict) and choice.get("type") not in ("allowed_tools", MCP):
+    if isinstance(choice, dict) and choice.get("type") not in ("allowed_tools", MCP, *AGENTS_TOOLS):
         inner = choice.get("function")
         name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
         space = {"namespace": choice["namespace"]} if choice.get("namespace") else {}
