@@ -15,10 +15,10 @@ from tests.encoders import graph, tiny
 
 MOST = {
     "files": 472,
-    "lines": 100_100,
+    "lines": 100_076,
     "folders": 65,
     "top-level packages": 20,
-    "modules with one importer": 80,
+    "modules with one importer": 79,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 0,
     "base classes with one subclass": 6,
     "depth of inheritance": 4,
