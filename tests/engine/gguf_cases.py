@@ -111,7 +111,7 @@ TEXTS = [
 SPECIAL = ["<|end|>", "<|user|>"]
 RULES = (
     "default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o", "deepseek-v3", "seed-coder",
-    "deepseek-coder",
+    "deepseek-coder", "deepseek-llm", "kimi-k2",
 )  # fmt: skip
 VOCABULARIES = (*RULES, "sentencepiece", "sentencepiece, no prefix")
 

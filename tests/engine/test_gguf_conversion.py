@@ -261,9 +261,11 @@ def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     for text, ids in zip(TEXTS, wanted, strict=True):
         if name == "qwen2" and unicodedata.normalize("NFC", text) != text:
             continue  # llama.cpp does not normalise, though the model's own tokenizer does
-        if name in ("tekken", "gpt-4o") and any(unicodedata.category(c)[0] == "M" for c in text):
+        if name in ("tekken", "gpt-4o", "kimi-k2") and any(unicodedata.category(c)[0] == "M" for c in text):
             continue  # llama.cpp's expression for words lacks marks, which that of the model has
-        if name == "deepseek-coder" and "\u2028" in text:
+        if name == "kimi-k2" and "CamelCase" in text:
+            continue  # llama.cpp's own code for it does not split there, which the model's expression does
+        if name in ("deepseek-coder", "deepseek-llm") and "\u2028" in text:
             continue  # llama.cpp does not split there, which the model's own expressions do
         assert tokenizer.encode(text, add_special_tokens=True).input_ids.data[0].tolist() == ids, text
         alone = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()

@@ -12,7 +12,7 @@ import pytest
 
 from ovserve.engine.model.files import gguf_models, model_in, read_model_files
 from ovserve.engine.model.gguf import KINDS, GGUFError, read_gguf
-from ovserve.engine.model.gguf_model import ARCHITECTURES, read_model, read_parameters
+from ovserve.engine.model.gguf_model import ARCHITECTURES, SIGMOID, SOFTMAX, read_model, read_parameters
 from ovserve.errors import LoadError
 from ovserve.serving.model_size import weights
 from tests.engine import random_gguf
@@ -27,6 +27,17 @@ def test_sizes_of_types_are_those_of_the_package() -> None:
 def test_each_architecture_is_read(architecture: str, tmp_path: Path) -> None:
     model = read_model(random_gguf.write(tmp_path / "m.gguf", architecture))
     assert (model.name, model.parameters.layers, model.tokens.size) == (architecture, 2, 320)
+
+
+def test_the_first_files_of_glm_flash_have_the_gates_that_llama_cpp_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = random_gguf.write(tmp_path / "m.gguf", "deepseek2")
+    assert (mixture := read_model(file).parameters.mixture) is not None
+    assert mixture.gating == SOFTMAX
+    monkeypatch.setattr("ovserve.engine.model.gguf_model.GLM_FLASH", {(2, 320)})
+    assert (mixture := read_model(file).parameters.mixture) is not None
+    assert mixture.gating == SIGMOID
 
 
 def without(name: str) -> Callable[[dict[str, np.ndarray]], None]:

@@ -27,6 +27,10 @@ MAX_EXPERTS = 4096  # of a layer
 SOFTMAX, SIGMOID, SOFTMAX_OF_USED = GATINGS = 1, 2, 3
 EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
+GLM_FLASH = {
+    (47, 154_880),
+    (48, 154_880),
+}  # layers and tokens of GLM-4.7-Flash, whose first files name no gating
 SCALINGS = ("none", "linear", "yarn", "longrope")
 YARN_LOG_KEY, YARN_STRETCH = "rope.scaling.yarn_log_multiplier", 0.1
 EXPERTS_OF_SCORE = 2  # the best of a group, whose sum is its score
@@ -262,6 +266,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
     scale = width**0.5 if architecture.scaled_embedding else 1.0
     drafts = fields.size("nextn_predict_layers", 0, low=0)
     layers = fields.size("block_count", low=drafts + 1, high=MAX_LAYERS) - drafts
+    is_glm = architecture.latent and (layers + drafts, embedding.dims[-1]) in GLM_FLASH
     is_gemma_27b = architecture.windows and layers == GEMMA_27B_LAYERS
     attention_scale = fields.real("attention.scale", (width / heads) ** -0.5 if is_gemma_27b else 0.0)
     rope = _rope(fields, gguf, head_size, length, is_local=architecture.local_rope)
@@ -287,7 +292,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
         attention_scale=attention_scale,
         logit_scale=(fields.real("logit_scale") or 1.0) if architecture.scales else 1.0,
         final_softcap=fields.real("final_logit_softcapping", 0.0),
-        mixture=_mixture(fields, architecture, width, inner),
+        mixture=_mixture(fields, architecture, width, inner, is_glm),
         latent=latent,
     )
 
@@ -307,11 +312,13 @@ def _latent(
     return Latent(size, of_query, is_split), length**2 * head_size**-0.5
 
 
-def _mixture(fields: _Fields, architecture: Architecture, width: int, inner: int) -> Mixture | None:
+def _mixture(
+    fields: _Fields, architecture: Architecture, width: int, inner: int, is_glm: bool
+) -> Mixture | None:
     experts = fields.size("expert_count", None if architecture.mixes else 0, low=0, high=MAX_EXPERTS)
     if not experts:
         return None
-    gating = fields.size("expert_gating_func", 0, low=0) or architecture.gating
+    gating = fields.size("expert_gating_func", 0, low=0) or (SIGMOID if is_glm else architecture.gating)
     if gating not in GATINGS:
         raise GGUFError(f"expert_gating_func: expected one of {GATINGS}, got {gating}")
     groups = fields.size("expert_group_count", 0, low=0, high=experts) or 1

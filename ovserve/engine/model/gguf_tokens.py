@@ -27,6 +27,12 @@ END_TEXTS = (
 HARMONY_ENDS = {"<|return|>", "<|call|>"}  # with these in a vocabulary, as gpt-oss's, "<|end|>" ends one of
 MESSAGE_END = "<|end|>"  # several messages of an answer
 
+
+def _span(span: str) -> str:
+    """Return a part of a class, of hexadecimal numbers of characters."""
+    return "-".join(rf"\x{{{end}}}" for end in span.split("-"))
+
+
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -35,6 +41,19 @@ _QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
 _SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 _DEEPSEEK_CJK = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+"
 _DEEPSEEK_ASIAN = r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
+# Letters that have two cases, as a file of DeepSeek lists them.
+_CASED = (
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a "
+    "38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf "
+    "1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d "
+    "1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 "
+    "1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d 212f-2134 2139 213c-213f "
+    "2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 a640-a66d a680-a69b a722-a76f "
+    "a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 "
+    "104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
+)
+_DEEPSEEK_WORD = rf"\s?[{''.join(_span(span) for span in _CASED.split())}]+"
+_DEEPSEEK_SIGNS = r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASH_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -42,6 +61,11 @@ _TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH
 _GPT4O = (
     rf"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLISH}?|"
     rf"\p{{N}}{{1,3}}|{_SLASH_REST}"
+)
+_NO_HAN_UPPER, _NO_HAN_LOWER = (rf"(?:(?!\p{{Han}}){case})" for case in (_UPPER, _LOWER))
+_KIMI = (
+    rf"\p{{Han}}+|{_WORD}{_NO_HAN_UPPER}*{_NO_HAN_LOWER}+{_ENGLISH}?|"
+    rf"{_WORD}{_NO_HAN_UPPER}+{_NO_HAN_LOWER}*{_ENGLISH}?|\p{{N}}{{1,3}}|{_REST}"
 )
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -75,6 +99,10 @@ RULES = {
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), Rule((_GPT4O,))),
     "seed-coder": Rule((_SEED,)),
     "deepseek-coder": Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")),
+    "deepseek-llm": Rule(
+        (r"[\r\n]", _DEEPSEEK_WORD, _DEEPSEEK_SIGNS, r"\s+$", _DEEPSEEK_ASIAN, r"\p{N}+"),
+    ),
+    "kimi-k2": Rule((_KIMI,)),
     "deepseek-v3": Rule((r"\p{N}{1,3}", _DEEPSEEK_CJK, _DEEPSEEK3)),
 }
 
