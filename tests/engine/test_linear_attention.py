@@ -255,3 +255,17 @@ def test_more_beams_than_states(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
     for number, prompt in enumerate(prompts() * 3):
         served.add(prompt, beams=1 + 2 * (number % 2), logprobs=False)
     assert [result.finish for result in run(served.engine).values()] == ["length"] * 12
+
+
+def test_no_memory_for_a_state_is_said(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(make("lfm2"))
+    assert served.engine._scheduler.states is not None
+    served.add(prompts()[0])
+    assert run(served.engine)[0].finish == "length"
+    monkeypatch.setattr(served.engine, "_room", lambda size: 0)
+    for prompt in prompts():
+        served.add(prompt, beams=4)
+    results = [result for id_, result in run(served.engine).items() if id_]
+    assert [result.failed and result.failed.kind for result in results] == ["resource_exhausted"] * len(
+        LENGTHS
+    )

@@ -63,9 +63,11 @@ class BlockPool:
         caches: bool,
         copy: Copy | None = None,
         room: Callable[[], int] | None = None,
+        growth: int = GROWTH_BLOCKS,
         store: PrefixStore | None = None,
     ) -> None:
-        """`caches`: keep what sequences leave. `room`: for how many untouched blocks there is memory."""
+        """`caches`: keep what sequences leave. `room`: for how many untouched blocks there is memory.
+        `growth`: blocks between two such measurements."""
         self.size = blocks
         self._copy = copy
         self._caches = caches
@@ -77,6 +79,7 @@ class BlockPool:
         self._idle: dict[int, None] = {}  # known blocks without users, the first to go first
         self.touched = 0  # blocks that have ever been written
         self._room = room
+        self._growth = growth
         self._measured = 0  # blocks that may be touched until the next measurement
         self.withheld = 0  # untouched blocks for which there is no memory
 
@@ -89,7 +92,7 @@ class BlockPool:
         measured as the pool grows."""
         if self._room is not None and self.touched + count > self._measured and self.touched < self.size:
             self.withheld = max(0, self.size - self.touched - self._room())
-            self._measured = 0 if self.withheld else self.touched + count + GROWTH_BLOCKS
+            self._measured = 0 if self.withheld else self.touched + count + self._growth
         return count <= self.available
 
     @property

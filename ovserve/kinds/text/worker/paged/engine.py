@@ -122,7 +122,7 @@ class PagedEngine:
             self._model.blocks,
             caches=spec.enable_prefix_caching,
             copy=self._model.copy_block,
-            room=self._room,
+            room=lambda: self._room(self.block_bytes),
             store=self._open_store(spec, directory / FILE),
         )
         self._scheduler = Scheduler(
@@ -167,7 +167,10 @@ class PagedEngine:
         if not states:
             return None
         tokens = -(-self._model.state_bytes // self._model.block_bytes) * BLOCK_TOKENS
-        return StatePool(states, caches=spec.enable_prefix_caching, tokens_of_state=tokens)
+        size = self._model.state_bytes
+        return StatePool(
+            states, caches=spec.enable_prefix_caching, tokens_of_state=tokens, room=lambda: self._room(size)
+        )
 
     def _open_store(self, spec: PagedTextSpec, file: Path) -> PrefixStore | None:
         if spec.prefix_cache_path and self._model.state_bytes:
@@ -181,12 +184,10 @@ class PagedEngine:
         """Bytes of a block in the caches of both models."""
         return self._model.block_bytes + (self._draft_model.block_bytes if self._draft_model else 0)
 
-    def _room(self) -> int:
-        """Return for how many more blocks there is memory: other models or programs may have taken some."""
+    def _room(self, size: int) -> int:
+        """Return for how many blocks or states of a size there is memory: others may have taken some."""
         available = memory().available
-        if not available:
-            return self._model.blocks
-        return max(0, available - self._reserve) // self.block_bytes
+        return max(0, available - self._reserve) // size if available else sys.maxsize
 
     def _bound_context(self, spec: PagedTextSpec) -> None:
         """The context is no longer than the cache, nor than the graph's `max_model_len`."""
@@ -474,7 +475,9 @@ class PagedEngine:
 
     def _fail_without_memory(self) -> None:
         """End the first request if nothing runs that could free the blocks that it needs."""
-        if self._scheduler.running and self._scheduler.pool.withheld:
+        states = self._scheduler.states
+        lacks_memory = self._scheduler.pool.withheld or (states is not None and states.withheld)
+        if self._scheduler.running and lacks_memory:
             self._fail(next(iter(self._scheduler.running.values())), "resource_exhausted", NO_MEMORY)
 
     def _advance(self, running: Running, texts: Iterator[str]) -> list[StepItem | Failed]:

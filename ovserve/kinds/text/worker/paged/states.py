@@ -14,7 +14,7 @@ goes on. So a prefix is found up to the last state behind its cached blocks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ovserve.kinds.text.worker.paged.blocks import NO_SLOT, BlockPool, StateSlots, TokenSequence
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
@@ -25,10 +25,12 @@ SLOTS_OF_BEAM = 2  # it reads that of its parent, which another one may read too
 
 
 class StatePool:
-    def __init__(self, slots: int, *, caches: bool, tokens_of_state: int) -> None:
+    def __init__(
+        self, slots: int, *, caches: bool, tokens_of_state: int, room: Callable[[], int] | None = None
+    ) -> None:
         """`slots`: of the tables, with the reserved ones. `caches`: keep states for prefixes.
-        `tokens_of_state`: whose keys and values take the memory of a state."""
-        self._slots = BlockPool(slots, caches=caches)
+        `tokens_of_state`: whose keys and values take the memory of a state. `room`: as for blocks."""
+        self._slots = BlockPool(slots, caches=caches, room=room, growth=0)
         for _ in range(RESERVED_STATES):
             self._slots.allocate()
         self.size = slots - RESERVED_STATES
@@ -44,6 +46,10 @@ class StatePool:
     def touched(self) -> int:
         return self._slots.touched
 
+    @property
+    def withheld(self) -> int:
+        return self._slots.withheld
+
     def find(self, state: StateSlots, digests: list[bytes], step: int) -> int:
         """Return after how many blocks of a prefix, a multiple of `step`, a sequence goes on."""
         state.shared_tokens = len(digests) * BLOCK_TOKENS
@@ -54,7 +60,8 @@ class StatePool:
         return 0
 
     def can_start(self, running: Running) -> bool:
-        return self.available >= _missing_slots(running)
+        missing = _missing_slots(running)
+        return self._slots.can_allocate(missing) and self.available >= missing
 
     def start(self, running: Running) -> bool:
         """Give a request a slot, and reserve those that its beams will need; return False if there are too
@@ -97,7 +104,7 @@ class StatePool:
         state, end = running.state, running.num_computed_tokens + count
         kept_tokens = (end - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         is_wanted = self._caches and end == len(running.ids) and kept_tokens > running.num_computed_tokens
-        if is_wanted and self.available > 0 and (slot := self._slots.allocate()) is not None:
+        if is_wanted and self._can_keep() and (slot := self._slots.allocate()) is not None:
             state.snapshot, state.kept_tokens = slot, kept_tokens
 
     def record_computed(self, sequence: TokenSequence) -> bool:
@@ -120,9 +127,12 @@ class StatePool:
         ):
             return changed
         is_answer = num_computed > sequence.num_prompt_tokens
-        if (far or is_answer) and self.available > 0:
+        if (far or is_answer) and self._can_keep():
             changed |= self._keep(state, digests[-1], num_computed, replaces=is_answer)
         return changed
+
+    def _can_keep(self) -> bool:
+        return self._slots.can_allocate(1) and self.available > 0
 
     def _keep(self, state: StateSlots, digest: bytes, num_computed: int, *, replaces: bool) -> bool:
         """Keep the state of a sequence, whose next step writes another slot."""
