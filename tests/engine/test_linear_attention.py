@@ -21,8 +21,8 @@ import openvino
 import pytest
 
 from ovserve.engine.model.files import recurrent_state_bytes
-from ovserve.engine.protocol.specs import PagedTextSpec, TextSpec
-from ovserve.errors import InvalidArgument
+from ovserve.engine.protocol.specs import DraftSpec, PagedTextSpec, TextSpec
+from ovserve.errors import InvalidArgument, LoadError
 from ovserve.kinds.text.worker.genai import GenAIEngine, continuous
 from ovserve.kinds.text.worker.paged import PagedEngine
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
@@ -138,7 +138,7 @@ def test_a_bounded_cache_has_room_for_some_states(directory: str, monkeypatch: p
     assert generate(queued.engine, prompts()[0], beams=2, max_tokens=4).finish == "length"
 
 
-def paged(directory: str, **options: int) -> PagedEngine:
+def paged(directory: str, **options: Any) -> PagedEngine:
     return PagedEngine(PagedTextSpec(directory, enable_prefix_caching=True, properties=EXACT, **options))
 
 
@@ -157,7 +157,7 @@ def judge(directory: str, ids: list[int], first: int) -> list[float]:
 class Served:
     """A paged engine that keeps the ids of its answers."""
 
-    def __init__(self, directory: str, **options: int) -> None:
+    def __init__(self, directory: str, **options: Any) -> None:
         self.directory, self.engine = directory, paged(directory, **options)
         self.running: dict[int, Running] = {}
 
@@ -167,12 +167,14 @@ class Served:
         self.running[id_] = self.engine._scheduler.running[id_]
         return accepted.cached_tokens
 
-    def check(self) -> None:
-        """Run all to their ends, and let each answer be judged."""
-        for id_, result in run(self.engine).items():
+    def check(self) -> int:
+        """Run all to their ends, and let each answer be judged; return how many drafts were accepted."""
+        results = run(self.engine)
+        for id_, result in results.items():
             running = self.running[id_]
             expected = judge(self.directory, running.ids.tolist(), running.num_prompt_tokens)
             assert result.logprobs == pytest.approx(expected, abs=1e-3)
+        return sum(result.accepted for result in results.values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -223,6 +225,40 @@ def test_preempted_requests_answer_as_the_model_does(
         served.add(prompt, max_tokens=150)
     served.check()
     assert restarts > len(LENGTHS), "each is released once at its end"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_are_verified_with_the_states_behind_them(
+    make: Make, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, plain = Served(make(name)), Served(make(name))
+    plain.add(prompts()[2], max_tokens=150, num_assistant_tokens=0)
+    plain.check()
+    answer = plain.running[0].ids.tolist()
+
+    def draft(running: Running, num_decoding: int) -> tuple[int, ...]:
+        """Up to four tokens that follow, and one that does not."""
+        at = len(running.ids)
+        return (*answer[at : at + at % 5], 7)[: (running.remaining_tokens or 1) - 1]
+
+    monkeypatch.setattr(served.engine, "_draft", draft)
+    for _ in range(3):
+        served.add(prompts()[2], max_tokens=150)
+    assert served.check() > 150
+    assert [running.ids.tolist() for running in served.running.values()] == [answer] * 3
+    served.add((*answer, 1, 2, 3), max_tokens=1, num_assistant_tokens=0)
+    assert served.engine._scheduler.running[3].num_computed_tokens == 404 // BLOCK_TOKENS * BLOCK_TOKENS
+    served.check()
+
+
+def test_a_draft_model_for_one_with_states(make: Make, model_path: str) -> None:
+    """The default model has the same tokens. What it proposes is almost never accepted, and changes nothing."""
+    served = Served(make("qwen3_next"), draft=DraftSpec(model_path))
+    for prompt in prompts():
+        served.add(prompt, max_tokens=20)
+    served.check()
+    with pytest.raises(LoadError, match="a draft model with linear attention is not possible"):
+        paged(make("lfm2"), draft=DraftSpec(make("qwen3_next")))
 
 
 def cached(served: Served, prompt: tuple[int, ...], most: int = 1) -> tuple[int, tuple[int, ...]]:

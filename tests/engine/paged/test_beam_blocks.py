@@ -62,7 +62,7 @@ class Engine:
         return running
 
     def step(self) -> list[ScheduledSequence]:
-        scheduled = self.scheduler.schedule(lambda running, num_decoding: ()).items
+        scheduled = self.scheduler.schedule(lambda running, num_decoding: self.draft(running)).items
         if self.states is not None:
             self.compute_states(scheduled)
         rows = [self.compute(item) for item in scheduled]
@@ -74,14 +74,30 @@ class Engine:
                 if item.width:
                     self.search(running, running.search, np.array(rows[at : at + item.width]))
             else:
-                running.append(int(rows[at].argmax()), None)
-                self.scheduler.record_computed(running, item.tokens)
+                first = len(running.ids)
+                for token in (*item.drafted, None):
+                    best = int(logits_of(running.ids.tolist()).argmax())
+                    running.append(best, None)
+                    if best != token or running.remaining_tokens == 0:
+                        break
+                self.scheduler.record_computed(
+                    running, item.tokens - len(item.drafted) + len(running.ids) - first - 1
+                )
         for running in list(self.scheduler.running.values()):
             if parts := running.take_parts():
                 self.ended.setdefault(running.id, []).extend(tuple(part.ids) for part in parts)
             if running.searched or running.out_of_memory or running.remaining_tokens == 0:
                 self.scheduler.remove(running.id)
         return scheduled
+
+    def draft(self, running: Running) -> tuple[int, ...]:
+        """Some of what follows, and then something else."""
+        if self.states is None:
+            return ()
+        ids = running.ids.tolist()
+        for _ in range(len(ids) % 4):
+            ids.append(int(logits_of(ids).argmax()))
+        return (*ids[len(running.ids) :], len(ids) % VOCABULARY)[: (running.remaining_tokens or 1) - 1]
 
     def search(self, running: Running, search: BeamSearch, logits: np.ndarray) -> None:
         if running.beams:
@@ -98,10 +114,11 @@ class Engine:
     def compute(self, item: ScheduledSequence) -> np.ndarray:
         sequence = item.sequence
         end = sequence.num_computed_tokens + item.tokens
+        ids = [*sequence.ids, *item.drafted]
         for at in range(sequence.num_computed_tokens, end):
-            self.cache[sequence.block_table[at // BLOCK_TOKENS], at % BLOCK_TOKENS] = sequence.ids[at]
+            self.cache[sequence.block_table[at // BLOCK_TOKENS], at % BLOCK_TOKENS] = ids[at]
         tokens = self.read(sequence, end)
-        assert tokens == sequence.ids[:end].tolist(), "the cache has other tokens than the sequence"
+        assert tokens == ids[:end], "the cache has other tokens than the sequence"
         return logits_of(tokens)
 
     def compute_states(self, scheduled: list[ScheduledSequence]) -> None:
@@ -110,12 +127,14 @@ class Engine:
         written: dict[int, list[int]] = {}
         alien: set[int] = set()  # slots that are read by a sequence which does not write them
         for item in scheduled:
-            ids = item.sequence.ids.tolist()
-            (read, *kept, own), after = item.sequence.state.of_step(item.start)
+            ids = [*item.sequence.ids, *item.drafted]
+            (read, *slots), tokens, kept_after, is_each = item.sequence.state.of_step(item.start, item.tokens)
+            assert tokens == item.tokens
             assert self.table[read] == ids[: item.start], "the state is of other tokens than the sequence"
-            writes += [*kept, own]
-            written |= dict.fromkeys(kept, ids[: item.start + after]) | {own: ids[: item.start + item.tokens]}
-            alien |= {read} - {own}
+            counts = range(1, tokens + 1) if is_each else [kept_after, tokens][-len(slots) :]
+            written |= {slot: ids[: item.start + count] for slot, count in zip(slots, counts, strict=True)}
+            writes += slots
+            alien |= {read} - set(slots)
         assert len(set(writes)) == len(writes)
         assert not alien & set(writes), "one sequence writes what another one reads"
         assert not {ZERO_STATE, SPARE_STATE} & set(writes)
@@ -186,7 +205,9 @@ class Blocks(RuleBasedStateMachine):
             for running in self.engine.scheduler.running.values()
             for sequence in (running, *running.beams)
         ]
-        held = [{each.state.own, each.state.read, each.state.snapshot} for each in sequences]
+        held = [
+            {each.state.own, each.state.read, each.state.snapshot, *each.state.drafted} for each in sequences
+        ]
         users = Counter(slot for slots in held for slot in slots)
         pool = states._slots
         assert pool.ref_counts[RESERVED_STATES:] == [

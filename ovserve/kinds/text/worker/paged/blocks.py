@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS
 from ovserve.kinds.text.worker.paged.prefix_store import PrefixStore
-from ovserve.kinds.text.worker.paged.runner import ZERO_STATE
+from ovserve.kinds.text.worker.paged.runner import ZERO_STATE, StepStates
 
 ROOT = b""  # digest before the first block
 NO_SLOT = -1
@@ -44,15 +44,18 @@ class StateSlots:
         self.own = NO_SLOT  # the next step writes it
         self.read = ZERO_STATE  # the next step reads it: mostly the own one
         self.snapshot = NO_SLOT  # the step that runs writes the state behind `kept_tokens` to it
+        self.drafted = array("i")  # the step that runs writes the states behind its draft tokens to these
         self.kept_tokens = 0  # of the sequence, up to its last kept state
         self.last_kept = b""  # digest of the last one that was kept of the answer
         self.shared_tokens = 0  # of the prompt, whose blocks were cached
 
-    def of_step(self, start: int) -> tuple[tuple[int, ...], int]:
-        """Return what `Runner.bind_states` takes, for a step that computes tokens from `start` on."""
+    def of_step(self, start: int, tokens: int) -> StepStates:
+        """Return the slots of a step that computes so many tokens from `start` on."""
+        if self.drafted:
+            return StepStates((self.read, self.own, *self.drafted), tokens, is_each=True)
         if self.snapshot == NO_SLOT:
-            return (self.read, self.own), 0
-        return (self.read, self.snapshot, self.own), self.kept_tokens - start
+            return StepStates((self.read, self.own), tokens)
+        return StepStates((self.read, self.snapshot, self.own), tokens, self.kept_tokens - start)
 
 
 class BlockPool:

@@ -30,7 +30,7 @@ from ovserve.kinds.text.worker.genai.text import Text, prove_tokens
 from ovserve.kinds.text.worker.genai.vocabulary import check_draft_tokens, vocabulary
 from ovserve.kinds.text.worker.paged.beams import BeamSearch, CompletesStop
 from ovserve.kinds.text.worker.paged.blocks import BlockPool
-from ovserve.kinds.text.worker.paged.draft_model import FIELD, DraftModel, most_drafts
+from ovserve.kinds.text.worker.paged.draft_model import DraftModel, most_drafts
 from ovserve.kinds.text.worker.paged.drafts import (
     MAX_DRAFT_TOKENS,
     MAX_DRAFTED_STREAMS,
@@ -94,10 +94,6 @@ class PagedEngine:
                 )
                 thread.submit(model.read_forms)
                 model.compile()
-            if spec.draft is not None and model.state_bytes:
-                raise LoadError(
-                    "not possible with linear attention, whose states keep rejected drafts", field=FIELD
-                )
             self._draft_model = None if spec.draft is None else DraftModel(spec, spec.draft, tiles)
             blocks, states = self._blocks(spec)
             model.allocate(blocks, states)
@@ -254,7 +250,7 @@ class PagedEngine:
         elif sampling.num_assistant_tokens != 0 and self._draft_model is not None:
             most_drafted = sampling.num_assistant_tokens or DEFAULT_ASSISTANT_TOKENS
             running.model_drafts = sequence.drafts = ModelDrafts(most_drafted)
-        elif sampling.num_assistant_tokens != 0 and self._scheduler.states is None:
+        elif sampling.num_assistant_tokens != 0:
             running.drafter = sequence.drafts = NgramDrafter(
                 running.ids, sampling.num_assistant_tokens or MAX_DRAFT_TOKENS
             )

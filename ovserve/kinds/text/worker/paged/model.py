@@ -30,7 +30,14 @@ from ovserve.kinds.text.worker.genai.options import sentence
 from ovserve.kinds.text.worker.kernels.attention import PAGED_ATTENTION, replace_attention
 from ovserve.kinds.text.worker.kernels.library import KernelError, Library, open_library
 from ovserve.kinds.text.worker.kernels.matmul import has_experts, replace_products, widen
-from ovserve.kinds.text.worker.paged.runner import RESERVED_STATES, STATE_INPUTS, STATES, ZERO_STATE, Runner
+from ovserve.kinds.text.worker.paged.runner import (
+    RESERVED_STATES,
+    STATE_INPUTS,
+    STATE_TOKENS,
+    STATES,
+    ZERO_STATE,
+    Runner,
+)
 
 FILE = "openvino_model.xml"
 BLOCK_TOKENS = 32  # tokens of a block of the KV cache, as the CPU plugin wants it
@@ -49,6 +56,7 @@ INPUTS = {
 # A number for each token of a step of decodes.
 OF_TOKENS = "input_ids", "position_ids", "rows", "past_lens", "la.past_lens", "la.cache_interval"
 BOUNDARIES = "subsequence_begins", "block_indices_begins", "la.block_indices_begins"  # one more
+OF_STATES = "PagedCausalConv1D", "PagedGatedDeltaNet", "PagedSelectiveSSM"  # operations that compute states
 SMALL_WEIGHTS_BYTES = 256 << 20  # bytes of weights
 FEW_TOKENS = 16  # tokens of a step
 DECODES_BEFORE_FORM = 128  # steps of as many decodes; compiling takes 2 s of a core
@@ -86,6 +94,7 @@ def read_paged(core: openvino.Core, file: Path) -> openvino.Model:
             f"this model cannot have paged attention: {sentence(error)}", field="engine"
         ) from error
     _mend_positions(model)
+    _split_tokens_of_states(model)
     for port in model.inputs:  # some have a second name, a number
         if names := port.names & INPUTS:
             port.tensor.set_names(names)
@@ -132,6 +141,19 @@ def _mend_positions(model: openvino.Model) -> None:
             for target in user.output(0).get_target_inputs():
                 target.replace_source_output(own.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _split_tokens_of_states(model: openvino.Model) -> None:
+    """Give the operations that compute states an input of their own for the tokens of sequences."""
+    inputs = {name: port for port in model.inputs for name in port.names}
+    if STATE_INPUTS[0] not in inputs:
+        return
+    own = ops.parameter([-1], np.int32, name=STATE_TOKENS)
+    own.output(0).get_tensor().set_names({STATE_TOKENS})
+    for target in inputs["subsequence_begins"].get_target_inputs():
+        if target.get_node().get_type_name() in OF_STATES:
+            target.replace_source_output(own.output(0))
+    model.add_parameters([own])
 
 
 def _counts(longest: Any) -> list[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate, chain
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import openvino
@@ -14,11 +15,22 @@ from ovserve.kinds.text.worker.kernels.attention import ADDRESSES
 STATES = "_state_table."  # in the names of inputs: states of linear attention, one of a sequence
 RESERVED_STATES = 2  # slots of these tables
 ZERO_STATE, SPARE_STATE = range(RESERVED_STATES)  # never written, and written by `Runner.warm`
-STATE_INPUTS = "la.block_indices", "la.block_indices_begins", "la.past_lens", "la.cache_interval"
+STATE_TOKENS = "la.subsequence_begins"  # apart, because drafts are sequences for attention only
+STATE_PLACES = "la.block_indices", "la.block_indices_begins", "la.past_lens", "la.cache_interval"
+STATE_INPUTS = (*STATE_PLACES, STATE_TOKENS)
 MOST_STEP_TOKENS = 1 << 24
 
 Ints = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint8]
 Floats = NDArray[np.float32]
+
+
+class StepStates(NamedTuple):
+    """The slots of a sequence's states in a step: of the one that is read, then of those that are written."""
+
+    slots: tuple[int, ...]
+    tokens: int
+    kept_after: int = 0  # tokens, whose state is written to the slot before the last one
+    is_each: bool = False  # a state is written after each token
 
 
 class Runner:
@@ -59,7 +71,7 @@ class Runner:
         for name, values in (places | tables).items():
             self.bind(name, values)
         if self.has_states:
-            self.bind_states([(ZERO_STATE, SPARE_STATE)] * sequences, [0] * sequences)
+            self.bind_states([StepStates((ZERO_STATE, SPARE_STATE), tokens)] * sequences)
         self.run(tokens)
 
     def bind(self, name: str, array: Ints) -> None:
@@ -71,17 +83,17 @@ class Runner:
             self._bound[name] = array
             self._request.set_tensor(port, openvino.Tensor(array, shared_memory=True))
 
-    def bind_states(self, slots: list[tuple[int, ...]], kept_after: list[int]) -> None:
-        """Bind for each sequence the slot of the state that is read, and of that which is written.
+    def bind_states(self, steps: list[StepStates]) -> None:
+        """Bind the slots of each sequence's states.
 
-        Between them may be a slot for the state after `kept_after` tokens of the step. The operations write
-        the next slot whenever the tokens of a sequence are a multiple of the interval, and at the end. So the
-        numbers of tokens are chosen such that they are once, or never."""
-        interval = [MOST_STEP_TOKENS] * len(slots)
-        past = [MOST_STEP_TOKENS - after if after else 0 for after in kept_after]
-        begins = [0, *accumulate(map(len, slots))]
-        values = [*chain.from_iterable(slots)], begins, past, interval
-        for name, numbers in zip(STATE_INPUTS, values, strict=True):
+        The operations write the next slot whenever the tokens of a sequence are a multiple of the interval,
+        and at the end. So the numbers of tokens are chosen such that they are once, never, or always."""
+        intervals = [1 if step.is_each else MOST_STEP_TOKENS for step in steps]
+        past = [MOST_STEP_TOKENS - step.kept_after if step.kept_after else 0 for step in steps]
+        begins = [0, *accumulate(len(step.slots) for step in steps)]
+        slots = [slot for step in steps for slot in step.slots]
+        tokens = [0, *accumulate(step.tokens for step in steps)]
+        for name, numbers in zip(STATE_INPUTS, (slots, begins, past, intervals, tokens), strict=True):
             self.bind(name, np.array(numbers, np.int32))
 
     def run(self, longest: int) -> Floats:

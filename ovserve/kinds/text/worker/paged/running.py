@@ -14,7 +14,7 @@ from ovserve.kinds.text.worker.decoding import Part, Sequence
 from ovserve.kinds.text.worker.paged.beams import Beam, BeamSearch, Hypothesis
 from ovserve.kinds.text.worker.paged.blocks import StateSlots, TokenSequence
 from ovserve.kinds.text.worker.paged.drafts import ModelDrafts, NgramDrafter
-from ovserve.kinds.text.worker.paged.runner import Floats, Ints, Runner
+from ovserve.kinds.text.worker.paged.runner import Floats, Ints, Runner, StepStates
 from ovserve.kinds.text.worker.paged.sampler import Choice, Scored
 
 # The inputs of a step. While the same requests decode, only values change, and the runtime reads them in
@@ -29,8 +29,7 @@ class StepTokens(NamedTuple):
     rows: int  # of the last ones of them the logits are needed
     block_table: array[int]
     is_lone: bool = False  # one token of a prompt, which is rounded as those next to it were
-    states: tuple[int, ...] = ()  # see `Runner.bind_states`
-    kept_after: int = 0
+    states: StepStates | None = None  # of these tokens, and of those of the next parts without any
 
 
 class Bound(NamedTuple):
@@ -64,8 +63,9 @@ class Inputs:
             if version != self._version:
                 bind_blocks(self._runner, [item.sequence.block_table for item in scheduled])
                 if self._runner.has_states:
-                    states = [item.sequence.state for item in scheduled]
-                    self._runner.bind_states([(state.read, state.own) for state in states], [0] * len(states))
+                    self._runner.bind_states(
+                        [item.sequence.state.of_step(item.start, 1) for item in scheduled]
+                    )
             self._bound.ids[:] = [item.sequence.ids[-1] for item in scheduled]
             self._bound.positions[:] = self._bound.past[:] = [item.start for item in scheduled]
         else:
@@ -80,8 +80,7 @@ class Inputs:
         is_lone = self._own_attention and item.is_of_prompt and item.tokens - len(item.drafted) == 1
         part = StepTokens(ids, item.start, item.rows, sequence.block_table, is_lone)
         if self._runner.has_states:
-            states, kept_after = sequence.state.of_step(item.start)
-            part = part._replace(states=states, kept_after=kept_after)
+            part = part._replace(states=sequence.state.of_step(item.start, len(ids)))
         return _split(part) if self._own_attention and item.drafted else (part,)
 
 
@@ -89,7 +88,8 @@ def _split(part: StepTokens) -> Iterator[StepTokens]:
     """Let draft tokens be sequences of their own. A token's keys are in the cache before any attention of the
     step is computed. The first token may be the last one of a prompt."""
     for at in range(len(part.ids)):
-        yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table, part.is_lone and not at)
+        is_lone, states = part.is_lone and not at, None if at else part.states
+        yield StepTokens(part.ids[at : at + 1], part.start + at, 1, part.block_table, is_lone, states)
 
 
 def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
@@ -113,7 +113,7 @@ def bind_tokens(runner: Runner, parts: Iterable[StepTokens]) -> Bound:
     runner.bind("rows", np.concatenate(rows) if rows else np.zeros(1, np.int32))
     bind_blocks(runner, [part.block_table for part in parts])
     if runner.has_states:
-        runner.bind_states([part.states for part in parts], [part.kept_after for part in parts])
+        runner.bind_states([part.states for part in parts if part.states is not None])
     return bound
 
 

@@ -170,6 +170,8 @@ class Scheduler:
                 continue
             drafted = draft(running, num_decoding)
             if self._allocate(running, len(running.ids) + len(drafted), scheduled):
+                if drafted and self.states is not None:
+                    drafted = drafted[: self.states.plan_drafts(running, len(drafted))]
                 start, count = running.num_computed_tokens, 1 + len(drafted)
                 scheduled[running.id] = [ScheduledSequence(running, running, start, count, count, drafted)]
         return scheduled
@@ -202,7 +204,7 @@ class Scheduler:
             block, ids = sequence.block_table[len(digests)], sequence.ids[end - BLOCK_TOKENS : end]
             digests.append(self.pool.publish(block, before, ids))
         if self.states is not None:
-            self.version += self.states.record_computed(sequence)
+            self.version += self.states.record_computed(sequence, count)
 
     def fork(self, running: Running, candidates: list[Candidate]) -> None:
         """Replace the beams of a request by these, which share their parents' blocks."""

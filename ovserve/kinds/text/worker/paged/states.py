@@ -84,9 +84,9 @@ class StatePool:
 
     def release(self, state: StateSlots) -> None:
         """Take back what a sequence has."""
-        for slot in {state.own, state.read, state.snapshot} - {NO_SLOT, ZERO_STATE}:
+        for slot in {state.own, state.read, state.snapshot, *state.drafted} - {NO_SLOT, ZERO_STATE}:
             self._slots.release(array("i", [slot]))
-        state.own, state.read, state.snapshot = NO_SLOT, ZERO_STATE, NO_SLOT
+        state.own, state.read, state.snapshot, state.drafted = NO_SLOT, ZERO_STATE, NO_SLOT, array("i")
         state.kept_tokens, state.last_kept = 0, b""
 
     def fork(self, parent: StateSlots, children: list[StateSlots]) -> None:
@@ -107,10 +107,36 @@ class StatePool:
         if is_wanted and self._can_keep() and (slot := self._slots.allocate()) is not None:
             state.snapshot, state.kept_tokens = slot, kept_tokens
 
-    def record_computed(self, sequence: TokenSequence) -> bool:
-        """Record that a step has computed a sequence; return whether slots have changed."""
+    def plan_drafts(self, running: Running, count: int) -> int:
+        """Let a step keep the state behind each of so many draft tokens; return for how many there is room.
+
+        The one behind the last token that is accepted becomes the sequence's."""
+        while len(running.state.drafted) < count and self._can_keep():
+            slot = self._slots.allocate()
+            assert slot is not None
+            running.state.drafted.append(slot)
+        return len(running.state.drafted)
+
+    def _accept(self, state: StateSlots, sequence: TokenSequence, count: int) -> None:
+        """Let a sequence have the state behind the `count` tokens of the step that count."""
+        slots, state.drafted = [state.own, *state.drafted], array("i")
+        state.own = slots[count - 1]
+        num_blocks = len(sequence.digests)
+        at = num_blocks * BLOCK_TOKENS - (sequence.num_computed_tokens - count) - 1
+        if self._caches and 0 <= at < count - 1 and self._slots.keep(slots[at], sequence.digests[-1]):
+            if state.last_kept:
+                self._slots.forget(state.last_kept)
+            state.last_kept, state.kept_tokens = sequence.digests[-1], num_blocks * BLOCK_TOKENS
+        for slot in slots:
+            if slot not in (state.own, state.read):
+                self._slots.release(array("i", [slot]))
+
+    def record_computed(self, sequence: TokenSequence, count: int) -> bool:
+        """Record that `count` tokens of a step are those of a sequence; return whether slots have changed."""
         state, num_computed, digests = sequence.state, sequence.num_computed_tokens, sequence.digests
-        changed = state.read != state.own or state.snapshot != NO_SLOT
+        changed = state.read != state.own or state.snapshot != NO_SLOT or bool(state.drafted)
+        if state.drafted:
+            self._accept(state, sequence, count)
         if state.read not in (state.own, ZERO_STATE):
             self._slots.release(array("i", [state.read]))
         state.read = state.own
