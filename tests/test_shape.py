@@ -14,11 +14,11 @@ from scripts import count_calls, shape
 from tests.encoders import graph, tiny
 
 MOST = {
-    "files": 472,
-    "lines": 100_127,
+    "files": 473,
+    "lines": 100_200,
     "folders": 65,
     "top-level packages": 20,
-    "modules with one importer": 79,
+    "modules with one importer": 80,
     f"of these under {shape.SHORT_LINES} lines, in its folder": 0,
     "base classes with one subclass": 6,
     "depth of inheritance": 4,

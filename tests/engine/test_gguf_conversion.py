@@ -32,7 +32,8 @@ from ovserve.kinds.text.worker.kernels.attention import replace_attention
 from ovserve.kinds.text.worker.kernels.library import open_library
 from ovserve.kinds.text.worker.kernels.matmul import FLOATS
 from ovserve.kinds.text.worker.paged import model as paged_model
-from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel, read_paged
+from ovserve.kinds.text.worker.paged.graph import read_paged
+from ovserve.kinds.text.worker.paged.model import BLOCK_TOKENS, PagedModel
 from ovserve.kinds.text.worker.paged.runner import Runner
 from tests.engine.gguf_cases import CASES, IDS, LOGITS, SHOWN, TEXTS, TOKENS, VOCABULARIES, write_vocabulary
 from tests.engine.random_gguf import LAYERS, MIXTURES, random_blocks, write

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+Number = TypeVar("Number", int, float)
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 # Limits of what is read one by one, which takes up to 14 us each. Real files have up to 20,000 tensors, and a
@@ -32,6 +33,7 @@ MAX_DEPTH = 4
 MAX_DIMS = 4
 MAX_ITEMS = 1 << 48  # of a tensor
 MAX_PARTS = 1000
+MAX_SIZE = 1 << 24  # of a dimension
 PART_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 _SCALARS = {
@@ -342,3 +344,33 @@ def _tensor(reader: _Reader, path: Path) -> Tensor:
             f"{layout.items}"
         )
     return Tensor(name, lengths, kind, path, begin, prod(lengths) // layout.items * layout.size)
+
+
+class Fields:
+    """Reads values of an architecture, and says which is missing or wrong."""
+
+    def __init__(self, gguf: GGUF, name: str) -> None:
+        self._gguf, self._metadata, self._name = gguf, gguf.metadata, name
+
+    def number(self, key: str, default: Number | None, low: float, high: float, kind: type[Number]) -> Number:
+        full = f"{self._name}.{key}"
+        value = self._metadata.get(full, default)
+        if value is None:
+            raise GGUFError(f"{full} is missing")
+        if isinstance(value, ArrayLength):  # of all layers
+            value, *others = set(self._gguf.array(full)) or {""}
+            if others:
+                raise GGUFError(f"{full} differs between layers, which is not supported")
+        if not isinstance(value, (int, kind)) or isinstance(value, bool) or not low <= value <= high:
+            raise GGUFError(f"{full}: expected a number from {low:g} to {high:g}, got {value!r}")
+        return kind(value)
+
+    def size(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        return self.number(key, default, low, high, int)
+
+    def real(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e12) -> float:
+        return self.number(key, default, low, high, float)
+
+    def text(self, key: str, default: str) -> str:
+        value = self._metadata.get(f"{self._name}.{key}", default)
+        return value if isinstance(value, str) else repr(value)

@@ -11,26 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
-from ovserve.engine.model.gguf import GGUF, ArrayLength, GGUFError, Tensor, read_gguf
+from ovserve.engine.model.gguf import GGUF, Fields, GGUFError, Tensor, read_gguf
 from ovserve.engine.model.gguf_forms import MATRIX_KINDS, PLAIN_KINDS
 from ovserve.engine.model.gguf_tokens import Tokens, read_tokens
 
-Number = TypeVar("Number", int, float)
 MAX_LAYERS = 1000
-MAX_SIZE = 1 << 24  # of a dimension
 MAX_EXPERTS = 4096  # of a layer
 # Of expert_gating_func: what makes the scores of experts shares, the last of those alone that a token uses.
 SOFTMAX, SIGMOID, SOFTMAX_OF_USED = GATINGS = 1, 2, 3
 EXPERT_ROWS = 32  # a group of weights, and two blocks of our kernels
 GEMMA_27B_LAYERS = 62  # it alone scales attention by the width per head, which no file says
-GLM_FLASH = {
-    (47, 154_880),
-    (48, 154_880),
-}  # layers and tokens of GLM-4.7-Flash, whose first files name no gating
+GLM_FLASH = {(47, 154_880), (48, 154_880)}  # its layers and tokens; the first files name no gating
 SCALINGS = ("none", "linear", "yarn", "longrope")
 YARN_LOG_KEY, YARN_STRETCH = "rope.scaling.yarn_log_multiplier", 0.1
 EXPERTS_OF_SCORE = 2  # the best of a group, whose sum is its score
@@ -206,39 +201,9 @@ def read_model(path: str | Path) -> GGUFModel:
     return model
 
 
-class _Fields:
-    """Reads values of an architecture, and says which is missing or wrong."""
-
-    def __init__(self, gguf: GGUF, name: str) -> None:
-        self._gguf, self._metadata, self._name = gguf, gguf.metadata, name
-
-    def number(self, key: str, default: Number | None, low: float, high: float, kind: type[Number]) -> Number:
-        full = f"{self._name}.{key}"
-        value = self._metadata.get(full, default)
-        if value is None:
-            raise GGUFError(f"{full} is missing")
-        if isinstance(value, ArrayLength):  # of all layers
-            value, *others = set(self._gguf.array(full)) or {""}
-            if others:
-                raise GGUFError(f"{full} differs between layers, which is not supported")
-        if not isinstance(value, (int, kind)) or isinstance(value, bool) or not low <= value <= high:
-            raise GGUFError(f"{full}: expected a number from {low:g} to {high:g}, got {value!r}")
-        return kind(value)
-
-    def size(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
-        return self.number(key, default, low, high, int)
-
-    def real(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e12) -> float:
-        return self.number(key, default, low, high, float)
-
-    def text(self, key: str, default: str) -> str:
-        value = self._metadata.get(f"{self._name}.{key}", default)
-        return value if isinstance(value, str) else repr(value)
-
-
 def read_parameters(gguf: GGUF, name: str) -> Parameters:
     """Raises GGUFError. `name`: a key of ARCHITECTURES."""
-    fields, architecture = _Fields(gguf, name), ARCHITECTURES[name]
+    fields, architecture = Fields(gguf, name), ARCHITECTURES[name]
     for key in (*UNSUPPORTED_KEYS, *([] if architecture.latent else [YARN_LOG_KEY])):
         if fields.real(key, 0.0):
             raise GGUFError(f"{name}.{key} is not supported")
@@ -298,7 +263,7 @@ def read_parameters(gguf: GGUF, name: str) -> Parameters:
 
 
 def _latent(
-    fields: _Fields, gguf: GGUF, rope: Rope, head_size: int, *, is_split: bool
+    fields: Fields, gguf: GGUF, rope: Rope, head_size: int, *, is_split: bool
 ) -> tuple[Latent, float]:
     """Return it, and the scale of attention, which llama.cpp makes of what stretches rotated vectors."""
     size = fields.size("attention.kv_lora_rank")
@@ -313,7 +278,7 @@ def _latent(
 
 
 def _mixture(
-    fields: _Fields, architecture: Architecture, width: int, inner: int, is_glm: bool
+    fields: Fields, architecture: Architecture, width: int, inner: int, is_glm: bool
 ) -> Mixture | None:
     experts = fields.size("expert_count", None if architecture.mixes else 0, low=0, high=MAX_EXPERTS)
     if not experts:
@@ -359,7 +324,7 @@ def _without_drafts(gguf: GGUF, name: str, layers: int) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in gguf.tensors.items() if not key.startswith(drafts)}
 
 
-def _rope(fields: _Fields, gguf: GGUF, head_size: int, length: int, *, is_local: bool) -> Rope:
+def _rope(fields: Fields, gguf: GGUF, head_size: int, length: int, *, is_local: bool) -> Rope:
     dims = fields.size("rope.dimension_count", head_size, low=2, high=head_size)
     scaling = fields.text("rope.scaling.type", "linear")
     if dims % 2:
