@@ -164,10 +164,14 @@ def test_models_for_our_kernels(kind: str, change: Callable[[Any], None], tmp_pa
         assert np.linalg.norm(paged_logits(ours) - wanted) < 0.03 * np.linalg.norm(wanted)  # int8, bf16
 
 
+KINDS = {"gpt-oss": "MXFP4", "deepseek2": "Q8_0"}
+
+
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [("qwen3moe", kind) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16", "MXFP4")]
-    + [(name, "MXFP4" if name == "gpt-oss" else "Q4_K") for name in MIXTURES if name != "qwen3moe"],
+    # The rows of deepseek2's latent part are shorter than a block of 256.
+    + [(name, KINDS.get(name, "Q4_K")) for name in MIXTURES if name != "qwen3moe"],
 )
 def test_experts_for_our_kernels(architecture: str, kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"architecture": architecture, "kind": gguf.GGMLQuantizationType[kind]}

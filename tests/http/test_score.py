@@ -247,7 +247,7 @@ def test_capabilities_metrics_and_openapi(server: Server) -> None:
     assert endpoints == ["classify"]
     assert found["labels"] == ["harbour", "engine", "Café ☕"]
     assert facts("roberta-labels")[1]["problem_type"] == "multi_label_classification"
-    assert facts("mpnet")[0] == ["embeddings", "score"]
+    assert facts("mpnet")[0] == ["embeddings", "embed", "score"]
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert {"/v3/score", "/v3/classify"} <= paths.keys()
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
