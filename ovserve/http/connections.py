@@ -23,7 +23,6 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ovserve.errors import INTERNAL_MESSAGE, Internal, InvalidArgument, OvserveError
@@ -33,43 +32,19 @@ from ovserve.log import request_id
 
 log = logging.getLogger(__name__)
 
+# Malformed HTTP: answered in the API's shape, with an id, and logged as one line.
+#
+# aiohttp answers such bytes itself, before any middleware: in plain text, and with a traceback in the log,
+# which anyone without a key can trigger. `build_runner` makes connections of `Protocol` instead.
+
+
 LONGEST_REASON = 200  # characters
-INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-PROBES = (0.1, 1.0, 15.0)  # seconds after the one before; the last is repeated
 
 
 class Protocol(web.RequestHandler):
-    """aiohttp's protocol of one connection, with our answers to what it cannot parse: one line in the log.
+    """aiohttp's protocol of one connection, with our answers to what it cannot parse."""
 
-    aiohttp's are plain text, and a traceback that anyone without a key can cause."""
-
-    _half_closed = False  # by the client, which still waits for answers
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's closes in any case
-        """Return whether answers are still to be sent: HTTP lets a client close its side first.
-
-        A client that has left looks the same, until it answers what it is sent with a reset. So it gets
-        interim responses, which HTTP/1.0 has not. Once an answer has begun, it is taken for one that left.
-        """
-        request = self._current_request
-        if self.ssl_context is not None or (request is not None and request.writer.output_size):
-            return False
-        if not self._half_closed:
-            self._half_closed = True
-            self._probe(0)
-        return True
-
-    def _probe(self, number: int) -> None:
-        request = self._current_request
-        if self.transport is None or self.transport.is_closing():
-            return
-        if request is not None and not request.writer.output_size:
-            if request.version < HttpVersion11 or not request.content.is_eof():
-                self.transport.close()
-            self.transport.write(INTERIM)
-        elif self._waiter is not None and not self._messages:
-            self.transport.close()
-        self._loop.call_later(PROBES[min(number, len(PROBES) - 1)], self._probe, number + 1)
+    __slots__ = ()
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log nothing: the client's error was reported to it, and is not a fault of the server."""
@@ -82,8 +57,6 @@ class Protocol(web.RequestHandler):
         if isinstance(resp, web.HTTPExpectationFailed):  # raised before any middleware
             expect = request.headers.get("expect", "")[:LONGEST_REASON]
             resp = self.handle_error(request, 400, message=f"expect: expected 100-continue, got {expect!r}")
-        if self._half_closed and not self._messages:
-            resp.force_close()
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -152,6 +125,7 @@ class RestLimits(msgspec.Struct, frozen=True):
 LIMITS = web.AppKey("LIMITS", RestLimits)
 
 
+# after a rejection: what the client still sends is read and dropped
 RESTED_SECONDS = 1.0  # after a request, until its answer is certainly sent
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
