@@ -305,3 +305,15 @@ def test_no_memory_for_a_state_is_said(make: Make, monkeypatch: pytest.MonkeyPat
     assert [result.failed and result.failed.kind for result in results] == ["resource_exhausted"] * len(
         LENGTHS
     )
+
+
+def test_a_search_goes_on_with_what_it_reserved(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take the memory after it began."""
+    served = Served(make("qwen3_next"))
+    assert (states := served.engine._scheduler.states) is not None
+    served.add(prompts()[0], beams=4, logprobs=False)
+    served.engine.step()
+    monkeypatch.setattr(served.engine, "_room", lambda size: 0)
+    assert not states._slots.can_allocate(states.size)
+    assert states.withheld == states._slots.size - states.touched
+    assert run(served.engine)[0].finish == "length"

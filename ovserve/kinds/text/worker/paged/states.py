@@ -78,7 +78,9 @@ class StatePool:
     def allocate(self, state: StateSlots) -> bool:
         """Give a sequence a slot to write to, if it has none; return False if there is none."""
         if state.own == NO_SLOT:
-            slot = self._slots.allocate()
+            if (slot := self._slots.allocate()) is None:
+                self._slots.withheld = 0  # a search reserved it while there was memory, and has to go on
+                slot = self._slots.allocate()
             state.own = NO_SLOT if slot is None else slot
         return state.own != NO_SLOT
 
